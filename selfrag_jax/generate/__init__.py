@@ -1,0 +1,1 @@
+"""Decoding: sampling, and rollouts whose retrieval is part of the compiled program."""

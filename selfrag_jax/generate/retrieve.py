@@ -1,0 +1,60 @@
+"""What answers a query inside a compiled rollout: a memory, or one of the controls that a result is held against."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from selfrag_jax.generate.rollout import Found, Retrieve
+from selfrag_jax.memory.state import MemoryState
+from selfrag_jax.memory.topk import search
+from selfrag_jax.mesh import BATCH_AXES
+from selfrag_jax.typing import Array, PRNGKey
+
+Encoder = Callable[[Array, Array], Array]  # (token_ids int32 [B, T], mask bool [B, T]) -> [B, D]
+RetrieverKind = Literal["memory", "empty", "random", "oracle"]
+
+
+def gather_documents(memory: MemoryState, slots_Bxk: Array) -> Found:
+  """Read the documents at `slots` (-1: none) out of the memory."""
+  safe = jnp.maximum(slots_Bxk, 0)
+  return Found(memory.tokens[safe], jnp.where(slots_Bxk >= 0, memory.lengths[safe], 0), slots_Bxk)
+
+
+def make_retrieve(
+  kind: RetrieverKind,
+  memory: MemoryState,
+  encode: Encoder,
+  k: int,
+  *,
+  group_ids: Array,
+  gold_BxG: Array,
+  key: PRNGKey,
+  method: Literal["exact", "approx"] = "exact",
+  mesh: Mesh | None = None,
+) -> Retrieve:
+  """Return the traced retriever of a batch.
+
+  `memory` embeds the query and searches the row's group. The controls: `empty` finds nothing; `random` finds a document
+  of the group that has nothing to do with the query; `oracle` gives the gold document of the hop, whatever the query.
+  """
+  sharded = mesh if mesh is not None and mesh.size > 1 else None
+
+  def find(embedded_BxD: Array) -> Array:
+    return search(memory, embedded_BxD, k, group_ids=group_ids, method=method, mesh=sharded, axis=BATCH_AXES).slots
+
+  def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> Found:
+    batch = queries_BxQ.shape[0]
+    if kind == "memory":
+      slots = find(encode(queries_BxQ, mask_BxQ))
+    elif kind == "random":
+      slots = find(jax.random.normal(jax.random.fold_in(key, hop), (batch, memory.embeddings.shape[1])))
+    else:
+      slots = jnp.full((batch, k), -1, jnp.int32)
+      if kind == "oracle":
+        slots = slots.at[:, 0].set(gold_BxG[:, jnp.minimum(hop, gold_BxG.shape[1] - 1)])
+    return gather_documents(memory, jnp.asarray(slots))
+
+  return retrieve

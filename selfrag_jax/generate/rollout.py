@@ -1,0 +1,364 @@
+"""Multi-hop rollouts: decode until every row has stopped, search for the query, extend the caches by what was found.
+
+On device all hops of a batch are one XLA program, a scan over hops with the retrieval inside (`rollout`); the host mode
+(`rollout_on_host`) runs the same steps around any Python retriever. A row is in one of three states:
+
+  RUNNING    it writes; its turn starts at `turn_start`
+  SEARCHING  it closed a query and waits for documents
+  DONE       it closed its answer, ran out of tokens or wrote an end of turn
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from selfrag_jax.generate.sampling import SamplingConfig, sample, token_log_probs
+from selfrag_jax.mesh import constrain
+from selfrag_jax.model.cache import Cache, init_cache
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM
+from selfrag_jax.typing import Array, Params, PRNGKey
+
+RUNNING, SEARCHING, DONE = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+  """The bounds of a rollout. Lengths are in tokens, without the opening and closing token."""
+
+  max_hops: int = 2
+  documents_per_hop: int = 1
+  max_query_tokens: int = 8
+  max_answer_tokens: int = 8
+  sampling: SamplingConfig = SamplingConfig()
+
+
+class ControlTokens(NamedTuple):
+  """The ids that steer a rollout; `notice` is the text of the "no more searches" document."""
+
+  pad: int
+  end: int
+  search_start: int
+  search_end: int
+  answer_start: int
+  answer_end: int
+  retrieval_start: int
+  retrieval_end: int
+  doc_start: tuple[int, ...]
+  doc_end: tuple[int, ...]
+  notice: tuple[int, ...]
+
+
+def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> ControlTokens:
+  """Look the control ids up in a tokenizer; `end` is the end-of-turn token of the chat template."""
+  special = tokenizer.special
+  documents = range(1, 17)
+  return ControlTokens(
+    pad=special["<|pad|>"],
+    end=special[end],
+    search_start=special["<|search_start|>"],
+    search_end=special["<|search_end|>"],
+    answer_start=special["<|answer_start|>"],
+    answer_end=special["<|answer_end|>"],
+    retrieval_start=special["[RETRIEVAL_START]"],
+    retrieval_end=special["[RETRIEVAL_END]"],
+    doc_start=tuple(special[f"[DOC_{i}]"] for i in documents),
+    doc_end=tuple(special[f"[/DOC_{i}]"] for i in documents),
+    notice=tuple(tokenizer.encode(notice)),
+  )
+
+
+class Found(NamedTuple):
+  """What one search of a batch gives: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
+
+  tokens: Array
+  lengths: Array
+  slots: Array
+
+
+@struct.dataclass
+class Rollout:
+  """A batch of rollouts; all arrays have fixed shapes and are padded.
+
+  `tokens`, `sampled` (1 where the policy chose the token, 0 on prompt, retrieved and forced ones) and `log_probs` are
+  [B, S]; `lengths` and `prompt_lengths` [B]; `slots` [B, hops, k], -1 where nothing was found; `searches` [B] counts
+  the searches that were answered with documents, `refused` [B] says that one more was asked for.
+  """
+
+  tokens: Array
+  sampled: Array
+  log_probs: Array
+  lengths: Array
+  prompt_lengths: Array
+  slots: Array
+  searches: Array
+  refused: Array
+
+
+@struct.dataclass
+class _State:
+  tokens: Array
+  sampled: Array
+  log_probs: Array
+  cache: Cache
+  hidden: Array  # [B, D] of the last token
+  status: Array
+  turn_start: Array
+  searches: Array
+  refused: Array
+
+
+def block_width(config: RolloutConfig, control: ControlTokens, document_tokens: int) -> int:
+  """Return the most tokens that one search can put into the context."""
+  documents = 2 + config.documents_per_hop * (document_tokens + 2)
+  return max(documents, len(control.notice) + 3)
+
+
+def capacity(config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int) -> int:
+  """Return the most tokens that a rollout can have: the size of its caches and arrays."""
+  turn = 2 + max(config.max_query_tokens, config.max_answer_tokens)
+  return prompt_tokens + (config.max_hops + 1) * (turn + block_width(config, control, document_tokens)) + turn
+
+
+def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:
+  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width] (0 behind them) and lengths [B]."""
+  position = jnp.where(valid_BxT, jnp.cumsum(valid_BxT, axis=1) - 1, width)
+  rows = jnp.arange(tokens_BxT.shape[0])[:, None]
+  out = jnp.zeros((tokens_BxT.shape[0], width), tokens_BxT.dtype).at[rows, position].set(tokens_BxT, mode="drop")
+  return out, jnp.minimum(valid_BxT.sum(axis=1, dtype=jnp.int32), width)
+
+
+def document_block(found: Found, control: ControlTokens, width: int) -> tuple[Array, Array]:
+  """Wrap documents as the chat renderer does: `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`, compacted."""
+  batch, k, size = found.tokens.shape
+  column = lambda ids: jnp.broadcast_to(jnp.asarray(ids, jnp.int32)[None, :, None], (batch, k, 1))
+  exists = (found.slots >= 0)[:, :, None]
+  body = exists & (jnp.arange(size)[None, None, :] < found.lengths[:, :, None])
+  pieces = jnp.concatenate([column(control.doc_start[:k]), found.tokens, column(control.doc_end[:k])], axis=2)
+  valid = jnp.concatenate([exists, body, exists], axis=2)
+  edge = lambda token: jnp.full((batch, 1), token, jnp.int32)
+  tokens = jnp.concatenate([edge(control.retrieval_start), pieces.reshape(batch, -1), edge(control.retrieval_end)], axis=1)
+  always = jnp.ones((batch, 1), bool)
+  return compact(tokens, jnp.concatenate([always, valid.reshape(batch, -1), always], axis=1), width)
+
+
+def _notice_block(control: ControlTokens, batch: int, width: int) -> tuple[Array, Array]:
+  """The document that a search beyond the budget gets; it forces the answer open."""
+  ids = [control.retrieval_start, *control.notice, control.retrieval_end, control.answer_start]
+  row = jnp.asarray(ids + [0] * (width - len(ids)), jnp.int32)
+  return jnp.broadcast_to(row[None], (batch, width)), jnp.full((batch,), len(ids), jnp.int32)
+
+
+class Policy(NamedTuple):
+  """What the steps of a rollout need to know; all static but the parameters, which are `unstack`ed."""
+
+  model: ModelConfig
+  params: Params
+  config: RolloutConfig
+  control: ControlTokens
+
+  def apply(self, *args, method: str):
+    return LM(self.model, unrolled=True).apply(self.params, *args, method=method)
+
+
+def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _State:
+  """Read the prompts (right-padded) into fresh caches of `size` tokens."""
+  batch, time = prompts_BxT.shape
+  hidden, cache = policy.apply(prompts_BxT, lengths_B, init_cache(policy.model, batch, size), method="extend")
+  real = jnp.arange(time)[None, :] < lengths_B[:, None]
+  tokens = jnp.full((batch, size), policy.control.pad, jnp.int32)
+  zeros = jnp.zeros((batch,), jnp.int32)
+  return _State(
+    tokens=tokens.at[:, :time].set(jnp.where(real, prompts_BxT, policy.control.pad)),
+    sampled=jnp.zeros((batch, size), bool),
+    log_probs=jnp.zeros((batch, size), jnp.float32),
+    cache=cache,
+    hidden=_last(hidden, lengths_B),
+    status=zeros,
+    turn_start=lengths_B,
+    searches=zeros,
+    refused=jnp.zeros((batch,), bool),
+  )
+
+
+def _last(hidden_BxTxD: Array, lengths_B: Array) -> Array:
+  return jnp.take_along_axis(hidden_BxTxD, jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)[:, 0]
+
+
+def _write(array_BxS: Array, positions_BxT: Array, values_BxT: Array) -> Array:
+  rows = jnp.arange(array_BxS.shape[0])[:, None]
+  return array_BxS.at[rows, positions_BxT].set(values_BxT, mode="drop")
+
+
+def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
+  """Write tokens in every running row until it searches or is done. A turn that is too long is closed by force."""
+  config, control = policy.config, policy.control
+  size = state.tokens.shape[1]
+
+  def step(carry: tuple[_State, PRNGKey]) -> tuple[_State, PRNGKey]:
+    state, key = carry
+    key, sample_key = jax.random.split(key)
+    with jax.named_scope("sample"):
+      logits = constrain(policy.apply(state.hidden, method="logits"), "batch", None)
+      token = sample(sample_key, logits, config.sampling)
+    at = state.cache.lengths
+    first = jnp.take_along_axis(state.tokens, jnp.minimum(state.turn_start, size - 1)[:, None], axis=1)[:, 0]
+    in_query = (at > state.turn_start) & (first == control.search_start)
+    bound = 1 + jnp.where(in_query, config.max_query_tokens, config.max_answer_tokens)
+    forced = at - state.turn_start >= bound
+    token = jnp.where(forced, jnp.where(in_query, control.search_end, control.answer_end), token)
+    log_prob = token_log_probs(logits, token, config.sampling.temperature)
+
+    running = state.status == RUNNING
+    position = jnp.where(running, at, size)[:, None]
+    hidden, cache = policy.apply(token[:, None], running.astype(jnp.int32), state.cache, method="extend")
+    searching = in_query & (token == control.search_end)
+    done = (token == control.answer_end) | (token == control.end)
+    status = jnp.where(searching, SEARCHING, jnp.where(done, DONE, RUNNING))
+    state = state.replace(
+      tokens=_write(state.tokens, position, token[:, None]),
+      sampled=_write(state.sampled, position, ~forced[:, None]),
+      log_probs=_write(state.log_probs, position, log_prob[:, None].astype(jnp.float32)),
+      cache=cache,
+      hidden=jnp.where(running[:, None], hidden[:, 0], state.hidden),
+      status=jnp.where(running, status, state.status),
+    )
+    return state, key
+
+  return jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), step, (state, key))[0]
+
+
+def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
+  """Return the queries of the searching rows, tokens int32 [B, Q] and mask bool [B, Q]; other rows are empty."""
+  width = policy.config.max_query_tokens
+  position = state.turn_start[:, None] + 1 + jnp.arange(width)[None, :]
+  inside = (position < state.cache.lengths[:, None] - 1) & (state.status == SEARCHING)[:, None]
+  tokens = jnp.take_along_axis(state.tokens, jnp.minimum(position, state.tokens.shape[1] - 1), axis=1)
+  return jnp.where(inside, tokens, policy.control.pad), inside
+
+
+def append(policy: Policy, state: _State, found: Found, over_budget: Array) -> _State:
+  """Extend the caches of the searching rows by what was found, or by the notice that the budget is spent."""
+  batch = state.tokens.shape[0]
+  width = block_width(policy.config, policy.control, found.tokens.shape[2])
+  documents, document_lengths = document_block(found, policy.control, width)
+  notice, notice_lengths = _notice_block(policy.control, batch, width)
+  searching = state.status == SEARCHING
+  block = jnp.where(over_budget, notice, documents)
+  lengths = jnp.where(searching, jnp.where(over_budget, notice_lengths, document_lengths), 0)
+  steps = jnp.arange(width)[None, :]
+  at = jnp.where(steps < lengths[:, None], state.cache.lengths[:, None] + steps, state.tokens.shape[1])
+  hidden, cache = policy.apply(block, lengths, state.cache, method="extend")
+  return state.replace(
+    tokens=_write(state.tokens, at, block),
+    cache=cache,
+    hidden=jnp.where(searching[:, None], _last(hidden, lengths), state.hidden),
+    status=jnp.where(searching, RUNNING, state.status),
+    # the forced opening of the answer is the first token of its turn
+    turn_start=jnp.where(searching, cache.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),
+    searches=state.searches + jnp.asarray(searching & ~over_budget, jnp.int32),
+    refused=state.refused | (searching & over_budget),
+  )
+
+
+def _finish(state: _State, lengths_B: Array, slots: Array) -> Rollout:
+  return Rollout(
+    state.tokens, state.sampled, state.log_probs, state.cache.lengths, lengths_B, slots, state.searches, state.refused
+  )
+
+
+Retrieve = Callable[[Array, Array, Array], Found]
+
+
+def rollout(
+  policy: Policy, prompts_BxT: Array, lengths_B: Array, retrieve: Retrieve, document_tokens: int, key: PRNGKey
+) -> Rollout:
+  """Run all hops of a batch as one traced program (jit the caller).
+
+  `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> Found` is traced too: an encoder, a search and a
+  gather, with documents of `document_tokens` tokens. Rows with an empty mask are not searching; their result is unused.
+  """
+  config = policy.config
+  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
+  state = start(policy, prompts_BxT, lengths_B, size)
+
+  def hop(state: _State, i: Array) -> tuple[_State, Array]:
+    state = decode(policy, state, jax.random.fold_in(key, i))
+    with jax.named_scope("retrieve"):
+      found = retrieve(*read_queries(policy, state), i)
+    over_budget = i >= config.max_hops
+    used = ((state.status == SEARCHING) & ~over_budget)[:, None]
+    return append(policy, state, found, over_budget), jnp.where(used, found.slots, -1)
+
+  state, slots = jax.lax.scan(hop, state, jnp.arange(config.max_hops + 1))
+  state = decode(policy, state, jax.random.fold_in(key, config.max_hops + 1))
+  return _finish(state, lengths_B, jnp.swapaxes(slots[: config.max_hops], 0, 1))
+
+
+HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[tuple[int, Sequence[int]]]]]
+
+
+def rollout_on_host(
+  policy: Policy, prompts_BxT: Array, lengths_B: Array, retrieve: HostRetrieve, document_tokens: int, key: PRNGKey
+) -> Rollout:
+  """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
+
+  `retrieve(queries, hop)` gets the token ids of one query a row (empty: not searching) and returns, for each, at most
+  `documents_per_hop` pairs `(slot, body token ids)`. A longer body raises ValueError: cut documents when you chunk them.
+  """
+  config = policy.config
+  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
+  static = (policy.model, config, policy.control)
+  state = _start_jit(static, policy.params, prompts_BxT, lengths_B, size)
+  all_slots = []
+  for hop in range(config.max_hops + 1):
+    state = _decode_jit(static, policy.params, state, jax.random.fold_in(key, hop))
+    queries, mask = (np.asarray(x) for x in _read_jit(static, policy.params, state))
+    over_budget = hop >= config.max_hops
+    texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
+    searching = np.asarray(state.status) == SEARCHING
+    results = [()] * len(texts) if over_budget else retrieve(texts, hop)
+    found = _to_found(results, config.documents_per_hop, document_tokens)
+    state = _append_jit(static, policy.params, state, found, np.asarray(over_budget))
+    all_slots.append(np.where(searching[:, None], found.slots, -1))
+  state = _decode_jit(static, policy.params, state, jax.random.fold_in(key, config.max_hops + 1))
+  slots = np.zeros((len(lengths_B), 0, config.documents_per_hop), np.int32)
+  if config.max_hops:
+    slots = np.stack(all_slots[: config.max_hops], axis=1)
+  return _finish(state, lengths_B, jnp.asarray(slots))
+
+
+def _to_found(results: Sequence[Sequence[tuple[int, Sequence[int]]]], k: int, document_tokens: int) -> Found:
+  found = Found(
+    np.zeros((len(results), k, document_tokens), np.int32),
+    np.zeros((len(results), k), np.int32),
+    np.full((len(results), k), -1, np.int32),
+  )
+  for row, documents in enumerate(results):
+    for j, (slot, body) in enumerate(documents[:k]):
+      if len(body) > document_tokens:
+        raise ValueError(f"document {slot} has {len(body)} tokens, the rollout has room for {document_tokens}")
+      found.tokens[row, j, : len(body)] = body
+      found.lengths[row, j], found.slots[row, j] = len(body), slot
+  return found
+
+
+def _jitted(function: Callable, static_size: bool = False) -> Callable:
+  """Compile one step of the host mode; everything of the policy but its parameters is static."""
+
+  def call(static, params, *args):
+    model, config, control = static
+    return function(Policy(model, params, config, control), *args)
+
+  return jax.jit(call, static_argnums=(0, 4) if static_size else 0)
+
+
+_start_jit = _jitted(start, static_size=True)
+_decode_jit = _jitted(decode)
+_read_jit = _jitted(read_queries)
+_append_jit = _jitted(append)

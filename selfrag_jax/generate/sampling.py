@@ -1,0 +1,50 @@
+"""Choose the next token: greedy, temperature, top-k and top-p; and the one log-probability of a token."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.typing import Array, PRNGKey
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """How tokens are drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 leave the distribution whole."""
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+
+  def __post_init__(self):
+    if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+      raise ValueError(f"need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
+
+
+def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
+  """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
+
+  Rollout and update share this function, so that their ratio starts at 1. Greedy decoding reports temperature 1.
+  """
+  logits = logits / (temperature or 1.0)
+  chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+  return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:
+  """Draw one token a row, int32 [B]. Top-p keeps the smallest set of likeliest tokens that reaches it (arXiv 1904.09751)."""
+  if config.temperature == 0:
+    return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+  logits = logits_BxV / config.temperature
+  lowest = jnp.finfo(logits.dtype).min
+  if config.top_k:
+    kth = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
+    logits = jnp.where(logits < kth, lowest, logits)
+  if config.top_p < 1:
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    probs = jax.nn.softmax(ordered, axis=-1)
+    # a token stays if those before it do not reach top_p yet; the first one always stays
+    kept = jnp.cumsum(probs, axis=-1) - probs < config.top_p
+    least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+    logits = jnp.where(logits < least, lowest, logits)
+  return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)

@@ -1,0 +1,54 @@
+"""Read finished rollouts: which queries were written, what was answered, and whether the format was kept."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfrag_jax.generate.rollout import ControlTokens, Rollout
+
+
+@dataclass(frozen=True)
+class Transcript:
+  """One rollout, taken apart. `answer` is None if none was opened; `valid` says that every turn was well formed.
+
+  A turn is well formed if the policy opened it, wrote something without control tokens in it, and closed it by itself.
+  The opening of an answer after the notice is forced, and is no fault.
+  """
+
+  queries: tuple[tuple[int, ...], ...]
+  answer: tuple[int, ...] | None
+  valid: bool
+
+
+def read_transcripts(rollout: Rollout, control: ControlTokens) -> list[Transcript]:
+  """Take every row of a rollout (numpy arrays) apart."""
+  rows = zip(rollout.tokens, rollout.sampled, rollout.prompt_lengths, rollout.lengths, strict=True)
+  return [read_transcript(tokens[start:end], sampled[start:end], control) for tokens, sampled, start, end in rows]
+
+
+def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTokens) -> Transcript:
+  """Take what follows the prompt apart: `tokens` int [T] and `sampled` bool [T]."""
+  closing = {control.search_start: control.search_end, control.answer_start: control.answer_end}
+  specials = {*closing, *closing.values(), control.end, control.pad, control.retrieval_start, control.retrieval_end}
+  specials |= {*control.doc_start, *control.doc_end}
+  queries, answer, valid = [], None, True
+  at = 0
+  while at < len(tokens):
+    opening = int(tokens[at])
+    if opening == control.retrieval_start and not sampled[at]:  # what the environment said, up to the next turn
+      while at < len(tokens) and not sampled[at] and int(tokens[at]) != control.answer_start:
+        at += 1
+      continue
+    if opening not in closing:
+      return Transcript(tuple(queries), answer, False)
+    ends = np.flatnonzero(tokens[at + 1 :] == closing[opening])
+    if not len(ends):
+      return Transcript(tuple(queries), answer, False)
+    end = at + 1 + int(ends[0])
+    body = tuple(int(token) for token in tokens[at + 1 : end])
+    valid &= bool(body) and not specials.intersection(body) and bool(sampled[end])
+    if opening == control.answer_start:
+      return Transcript(tuple(queries), body, valid and end == len(tokens) - 1)
+    queries.append(body)
+    at = end + 1
+  return Transcript(tuple(queries), answer, False)

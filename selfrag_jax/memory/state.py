@@ -1,0 +1,163 @@
+"""The memory as a pure ring buffer: fixed shapes, so filling it never recompiles, and every function can be donated to.
+
+Slots are physical rows 0..C-1. A write takes consecutive slots from the cursor and overwrites the oldest rows first.
+"""
+
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from selfrag_jax.typing import Array, ArrayLike
+
+
+@struct.dataclass
+class MemoryState:
+  """Rows of the memory and the position of the ring. A row means something only where `valid`."""
+
+  embeddings: Array  # [C, D] f32 | bf16 | int8
+  scales: Array  # f32[C], what an int8 row is multiplied by; ones for float rows
+  norms: Array  # f32[C], L2 norm of the stored row, so that a cosine search reads the embeddings once
+  valid: Array  # bool[C]
+  group_ids: Array  # int32[C]
+  tokens: Array  # int32[C, X], the chunk's token ids; X may be 0
+  lengths: Array  # int32[C], how many of the X tokens are real
+  cursor: Array  # int32[], the next slot
+  written: Array  # int32[], rows ever written
+
+
+def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DTypeLike = jnp.float32) -> MemoryState:
+  """Make an empty memory of `max_chunks` rows.
+
+  `dtype` is the storage: a float type, or int8 with one scale per row (a quarter of the bytes). `chunk_tokens` is the
+  number of token ids kept beside each row. Raises ValueError for sizes below 1 and for other dtypes.
+  """
+  if max_chunks < 1 or d_model < 1 or chunk_tokens < 0:
+    raise ValueError(
+      f"max_chunks = {max_chunks} and d_model = {d_model} must be at least 1, chunk_tokens = {chunk_tokens} at least 0"
+    )
+  if dtype != jnp.int8 and not jnp.issubdtype(dtype, jnp.floating):
+    raise ValueError(f"memory dtype {jnp.dtype(dtype).name} is not supported; use float32, bfloat16 or int8")
+  score_dtype = jnp.promote_types(dtype, jnp.float32)
+  return MemoryState(
+    embeddings=jnp.zeros((max_chunks, d_model), dtype),
+    scales=jnp.ones(max_chunks, score_dtype),
+    norms=jnp.zeros(max_chunks, score_dtype),
+    valid=jnp.zeros(max_chunks, bool),
+    group_ids=jnp.zeros(max_chunks, jnp.int32),
+    tokens=jnp.zeros((max_chunks, chunk_tokens), jnp.int32),
+    lengths=jnp.zeros(max_chunks, jnp.int32),
+    cursor=jnp.zeros((), jnp.int32),
+    written=jnp.zeros((), jnp.int32),
+  )
+
+
+def write(
+  state: MemoryState,
+  embeddings: ArrayLike,
+  *,
+  mask: ArrayLike | None = None,
+  group_ids: ArrayLike | None = None,
+  tokens: ArrayLike | None = None,
+  lengths: ArrayLike | None = None,
+) -> MemoryState:
+  """Write the rows of a batch where `mask` into the next slots, oldest first, and return the new memory.
+
+  embeddings [B, D], mask bool[B] (all), group_ids int32[B] (0), tokens int32[B, X], lengths int32[B] (X with tokens,
+  else 0). Masked-out rows take no slot; of more than C valid rows the last C stay. Pure: jit it with the state donated.
+  Raises ValueError when a shape does not fit.
+  """
+  C, D = state.embeddings.shape
+  X = state.tokens.shape[1]
+  rows = jnp.asarray(embeddings)
+  if rows.ndim != 2 or rows.shape[1] != D:
+    raise ValueError(f"embeddings {rows.shape} must be [B, {D}]: project them, or init_memory with their width")
+  B = rows.shape[0]
+  given = {"mask": mask, "group_ids": group_ids, "tokens": tokens, "lengths": lengths}
+  for name, value in given.items():
+    want = (B, X) if name == "tokens" else (B,)
+    if value is not None and jnp.shape(value) != want:
+      fix = f"pad tokens to the memory's chunk_tokens = {X}" if name == "tokens" else "give one per row of embeddings"
+      raise ValueError(f"{name} has shape {jnp.shape(value)}, expected {want}: {fix}")
+
+  keep = jnp.ones(B, bool) if mask is None else jnp.asarray(mask, bool)
+  order = jnp.cumsum(keep, dtype=jnp.int32)  # 1, 2, ... over the valid rows
+  count = jnp.sum(keep, dtype=jnp.int32)
+  keep &= order > count - C
+  slots = jnp.where(keep, (state.cursor + order - 1) % C, C)  # C is out of bounds: dropped by the scatter
+
+  stored, scales = _store(rows, state.embeddings.dtype)
+  dequantized = dequantize(stored, scales)
+  new_rows = {
+    "embeddings": stored,
+    "scales": scales,
+    "norms": jnp.sqrt(ordered_dot(dequantized, dequantized)),
+    "valid": jnp.ones(B, bool),
+    "group_ids": jnp.zeros(B, jnp.int32) if group_ids is None else group_ids,
+    "tokens": jnp.zeros((B, X), jnp.int32) if tokens is None else tokens,
+    "lengths": jnp.full(B, 0 if tokens is None else X, jnp.int32) if lengths is None else lengths,
+  }
+  old_rows = {name: getattr(state, name) for name in new_rows}
+  scattered = jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), old_rows, new_rows)
+  return state.replace(**scattered, cursor=(state.cursor + count) % C, written=state.written + count)
+
+
+def delete(state: MemoryState, mask: ArrayLike) -> MemoryState:
+  """Forget the slots where `mask` bool[C]; they are written again when the ring comes round.
+
+  Raises ValueError when the mask has another shape.
+  """
+  if jnp.shape(mask) != state.valid.shape:
+    raise ValueError(f"mask has shape {jnp.shape(mask)}, expected {state.valid.shape}: give one per slot of the memory")
+  return state.replace(valid=state.valid & ~jnp.asarray(mask, bool))
+
+
+def clear(state: MemoryState) -> MemoryState:
+  """Return the memory as `init_memory` made it: same shapes, dtypes and sharding, nothing of the old rows left."""
+  return jax.tree.map(jnp.zeros_like, state).replace(scales=jnp.ones_like(state.scales))
+
+
+def partition_specs(state: MemoryState, axis: str | tuple[str, ...] = "data") -> MemoryState:
+  """Return the PartitionSpec of each field: rows split contiguously over `axis`, the ring's position replicated."""
+  return jax.tree.map(lambda field: P(axis) if field.ndim else P(), state)
+
+
+def quantize(x: Array) -> tuple[Array, Array]:
+  """Quantise rows [B, D] symmetrically: x ~ int8[B, D] * scales f32[B]. A zero row gets scale 1."""
+  largest = jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32)
+  scales = jnp.where(largest > 0, largest / 127, 1)
+  return jnp.round(x / scales[:, None]).astype(jnp.int8), scales
+
+
+def dequantize(rows: Array, scales: Array) -> Array:
+  """Return rows [..., D] times their scales [...], in at least float32."""
+  return rows.astype(jnp.promote_types(rows.dtype, jnp.float32)) * scales[..., None]
+
+
+def ordered_dot(x: ArrayLike, y: ArrayLike, xp: ModuleType = jnp) -> Array:
+  """Return the dot product over the last axis as a fixed tree of additions, with `xp` jax.numpy or numpy.
+
+  A matrix product sums in an order that depends on the shape of the operands, so a shard of the memory and the whole of
+  it give different last bits. This one gives the same bits in any batch, on any shard, and in numpy.
+  """
+  products = x * y
+  # A bare product would be contracted with the addition below into a fused multiply-add, which rounds once where
+  # numpy rounds twice; the select stands between them. (It also drops the sign of zero.)
+  products = xp.where(products == 0, 0, products)
+  width = products.shape[-1]
+  padding = (1 << (width - 1).bit_length()) - width
+  total = xp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, padding)])
+  while total.shape[-1] > 1:
+    half = total.shape[-1] // 2
+    total = total[..., :half] + total[..., half:]
+  return total[..., 0]
+
+
+def _store(rows: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+  """Convert rows [B, D] to the storage dtype; return them and their scales [B]."""
+  if dtype == jnp.int8:
+    return quantize(rows)
+  return rows.astype(dtype), jnp.ones(rows.shape[0], jnp.promote_types(dtype, jnp.float32))

@@ -1,0 +1,95 @@
+"""The device mesh, the meaning of logical axes on it, and the start of several hosts.
+
+Three mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and batch split), `tensor` (heads, MLP and
+vocabulary split). Axes are Auto on purpose: the compiler propagates shardings, and logical constraints guide it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# logical axis -> mesh axes. Parameters: embed over fsdp, the other axis over tensor.
+LOGICAL_RULES = (
+  ("batch", BATCH_AXES),
+  ("embed", "fsdp"),
+  ("vocab", "tensor"),
+  ("heads", "tensor"),
+  ("kv_heads", "tensor"),
+  ("mlp", "tensor"),
+  ("ssm_inner", "tensor"),
+  ("time", None),
+  ("width", None),
+  ("head_width", None),
+  ("layers", None),
+)
+
+
+def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
+  """Make the (data, fsdp, tensor) mesh; one entry may be -1 for what is left. Raises ValueError if it does not fit."""
+  devices = list(jax.devices() if devices is None else devices)
+  sizes = list(shape)
+  if len(sizes) != len(AXES) or sizes.count(-1) > 1:
+    raise ValueError(f"mesh {tuple(shape)} needs one size for each of {AXES}, at most one of them -1")
+  if -1 in sizes:
+    known = math.prod(size for size in sizes if size != -1)
+    if len(devices) % known:
+      raise ValueError(f"mesh {tuple(shape)}: {len(devices)} devices are not divisible by {known}")
+    sizes[sizes.index(-1)] = len(devices) // known
+  if math.prod(sizes) != len(devices):
+    raise ValueError(f"mesh {tuple(sizes)} has {math.prod(sizes)} places for {len(devices)} devices")
+  return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_shards(mesh: Mesh) -> int:
+  """Return the number of parts that the batch is split into."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def check_batch(mesh: Mesh, size: int, name: str) -> None:
+  """Raise ValueError, with both numbers, if a batch of `size` rows cannot be split over the mesh."""
+  if size % batch_shards(mesh):
+    raise ValueError(f"{name} = {size} is not divisible by the {batch_shards(mesh)} batch shards of mesh {dict(mesh.shape)}")
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of arrays whose first axis is the batch."""
+  return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of arrays that every device holds whole."""
+  return NamedSharding(mesh, P())
+
+
+def shardings_of(boxed: Any, mesh: Mesh) -> Any:
+  """Return NamedShardings for a tree of (abstract) variables with Linen's logical axis names."""
+  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
+
+
+def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
+  """Constrain the sharding of an activation by logical axis names; does nothing outside `jax.set_mesh`."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or not set(AXES) <= set(mesh.axis_names):
+    return x
+  return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(logical_axes, LOGICAL_RULES))
+
+
+def start_distributed() -> None:
+  """Join the other hosts where a coordinator is configured; one process alone needs nothing. Call before any JAX op."""
+  import os
+
+  if os.environ.get("JAX_COORDINATOR_ADDRESS"):
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+      os.environ["JAX_COORDINATOR_ADDRESS"],
+      int(os.environ["JAX_NUM_PROCESSES"]),
+      int(os.environ["JAX_PROCESS_ID"]),
+    )

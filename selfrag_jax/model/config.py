@@ -1,0 +1,192 @@
+"""What a model is: a frozen description, checked when it is made, with its parameter and FLOP counts."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+VOCAB_MULTIPLE = 128  # embedding rows are padded to whole TPU lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSpec:
+  """One layer: `T` is attention + MLP, `M` the Mamba-2 mixer. `window` and `rope_base` concern `T` alone."""
+
+  kind: Literal["T", "M"]
+  window: int | None = None
+  rope_base: float = 10_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """A hybrid Transformer + Mamba-2 language model.
+
+  `block_pattern` is None (all `T`), a string (`"TTM"`, `"T,T,M"`, `"T*8+M*12"`) or a list of `T` and `M`; its length
+  must equal `n_layers`. Raises ValueError for sizes that do not fit together, naming both numbers.
+  """
+
+  vocab_size: int
+  d_model: int = 512
+  n_layers: int = 12
+  n_heads: int = 8
+  n_kv_heads: int | None = None  # None: n_heads
+  head_dim: int | None = None  # None: d_model / n_heads
+  mlp_dim: int | None = None  # None: 8/3 d_model for gated MLPs, 4 d_model for relu2, in multiples of 32
+  mlp: Literal["swiglu", "geglu", "relu2"] = "swiglu"
+  block_pattern: str | Sequence[str] | None = None
+  window: int | None = None  # sliding window of attention in tokens
+  rope_base: float = 10_000.0
+  qk_norm: bool = False
+  attention_softcap: float | None = None
+  logit_softcap: float | None = None
+  tie_embeddings: bool = True
+  norm_eps: float = 1e-5
+  init_scale: float = 0.02
+  # Mamba-2 (arXiv 2405.21060)
+  ssm_expand: int = 2
+  ssm_state: int = 64
+  ssm_head_dim: int = 32
+  ssm_groups: int = 1
+  ssm_conv: int = 4
+  ssm_chunk: int = 128
+  mamba_mlp: bool = False  # give `M` layers an MLP too
+  # Numerics and memory
+  dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
+  param_dtype: str = "float32"
+  remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes
+
+  def __post_init__(self):
+    set_ = lambda name, value: object.__setattr__(self, name, value)
+    set_("block_pattern", parse_block_pattern(self.block_pattern, self.n_layers))
+    if self.head_dim is None:
+      if self.d_model % self.n_heads:
+        raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; set head_dim")
+      set_("head_dim", self.d_model // self.n_heads)
+    if self.n_kv_heads is None:
+      set_("n_kv_heads", self.n_heads)
+    if self.n_heads % self.kv_heads:
+      raise ValueError(f"n_heads {self.n_heads} is not divisible by n_kv_heads {self.kv_heads}")
+    if self.head_width % 2:
+      raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
+    if self.mlp_dim is None:
+      set_("mlp_dim", -(-(4 if self.mlp == "relu2" else 8 / 3) * self.d_model // 32) * 32)
+      set_("mlp_dim", int(self.mlp_width))
+    if self.ssm_inner % self.ssm_head_dim:
+      raise ValueError(f"ssm_expand * d_model {self.ssm_inner} is not divisible by ssm_head_dim {self.ssm_head_dim}")
+    if self.ssm_heads % self.ssm_groups:
+      raise ValueError(f"{self.ssm_heads} SSM heads are not divisible by ssm_groups {self.ssm_groups}")
+    choices = {
+      "mlp": ("swiglu", "geglu", "relu2"),
+      "remat": ("none", "dots", "full"),
+      "dtype": ("float32", "bfloat16", "float16", "float64"),
+      "param_dtype": ("float32", "bfloat16", "float64"),
+    }
+    for name, allowed in choices.items():
+      if getattr(self, name) not in allowed:
+        raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}")
+
+  @property
+  def kv_heads(self) -> int:
+    return self.n_kv_heads or self.n_heads
+
+  @property
+  def head_width(self) -> int:
+    return self.head_dim or self.d_model // self.n_heads
+
+  @property
+  def mlp_width(self) -> int:
+    return self.mlp_dim or 0
+
+  @property
+  def padded_vocab(self) -> int:
+    return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+  @property
+  def ssm_inner(self) -> int:
+    return self.ssm_expand * self.d_model
+
+  @property
+  def ssm_heads(self) -> int:
+    return self.ssm_inner // self.ssm_head_dim
+
+  @property
+  def conv_channels(self) -> int:
+    return self.ssm_inner + 2 * self.ssm_groups * self.ssm_state
+
+  @property
+  def layers(self) -> tuple[LayerSpec, ...]:
+    attention = LayerSpec("T", self.window, self.rope_base)
+    return tuple(attention if kind == "T" else LayerSpec("M") for kind in self.block_pattern or ())
+
+  def to_dict(self) -> dict[str, Any]:
+    """Return the fields as JSON types; `ModelConfig(**d)` gives the same model back."""
+    return dataclasses.asdict(self) | {"block_pattern": "".join(self.block_pattern or ())}
+
+
+def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> tuple[str, ...]:
+  """Return the pattern as a tuple of `T` and `M`. Raises ValueError, naming both numbers, if it does not fit."""
+  if pattern is None:
+    blocks = ["T"] * n_layers
+  elif isinstance(pattern, str):
+    blocks = []
+    for term in pattern.replace(",", "+").split("+"):
+      unit, _, times = term.strip().partition("*")
+      if times and not times.strip().isdigit():
+        raise ValueError(f"block_pattern {pattern!r}: {times!r} is not a number of repeats; write e.g. 'T*8+M*12'")
+      blocks += list(unit.strip()) * int(times or 1)
+  else:
+    blocks = list(pattern)
+  if unknown := sorted(set(blocks) - {"T", "M"}):
+    raise ValueError(f"block_pattern has {unknown[0]!r}; the blocks are T (attention + MLP) and M (Mamba-2)")
+  if len(blocks) != n_layers:
+    raise ValueError(f"block_pattern has {len(blocks)} blocks, n_layers is {n_layers}")
+  return tuple(blocks)
+
+
+def segments(layers: Sequence[LayerSpec]) -> tuple[tuple[tuple[LayerSpec, ...], int], ...]:
+  """Split the stack into `(unit, repeats)` so that the sum of unit lengths, the code to compile, is least.
+
+  `T*8+M*12` is `((T,), 8), ((M,), 12)`; `TMTMTM` is `((T, M), 3)`.
+  """
+  n = len(layers)
+  # best[i]: (layers compiled, number of scans, the segments) for the first i layers
+  best: list[tuple[int, int, tuple]] = [(0, 0, ())]
+  for end in range(1, n + 1):
+    options = []
+    for start in range(end):
+      span = layers[start:end]
+      unit = next(u for u in range(1, len(span) + 1) if len(span) % u == 0 and list(span) == list(span[:u]) * (len(span) // u))
+      compiled, scans, parts = best[start]
+      options.append((compiled + unit, scans + 1, (*parts, (tuple(span[:unit]), len(span) // unit))))
+    best.append(min(options, key=lambda option: option[:2]))
+  return best[n][2]
+
+
+def count_params(config: ModelConfig) -> dict[str, int]:
+  """Count parameters by part (embedding rows as padded), and their `total`."""
+  c = config
+  mlp = c.d_model * c.mlp_width * (2 if c.mlp == "relu2" else 3) + c.d_model
+  attention = c.d_model * c.head_width * (2 * c.n_heads + 2 * c.kv_heads) + c.d_model + (2 * c.head_width if c.qk_norm else 0)
+  in_proj = c.d_model * (c.ssm_inner + c.conv_channels + c.ssm_heads)
+  mamba = in_proj + c.conv_channels * (c.ssm_conv + 1) + 3 * c.ssm_heads + c.ssm_inner + c.ssm_inner * c.d_model + c.d_model
+  n_attention = (c.block_pattern or ()).count("T")
+  n_mamba = c.n_layers - n_attention
+  parts = {
+    "embedding": c.padded_vocab * c.d_model * (1 if c.tie_embeddings else 2),
+    "attention": n_attention * attention,
+    "mamba": n_mamba * mamba,
+    "mlp": (n_attention + (n_mamba if c.mamba_mlp else 0)) * mlp,
+    "final_norm": c.d_model,
+  }
+  return parts | {"total": sum(parts.values())}
+
+
+def flops_per_token(config: ModelConfig, context: int) -> float:
+  """Forward multiply-adds x 2 of one token at `context` earlier tokens; training costs three times as much."""
+  c, parts = config, count_params(config)
+  matmuls = parts["attention"] + parts["mamba"] + parts["mlp"] + c.padded_vocab * c.d_model
+  n_attention = (c.block_pattern or ()).count("T")
+  attended = min(context, c.window or context)
+  attention = n_attention * 2 * c.n_heads * c.head_width * attended
+  # within a chunk: scores C B^T and their product with x; between chunks: state in and out
+  ssd = (c.n_layers - n_attention) * c.ssm_inner * (2 * c.ssm_state + c.ssm_chunk * (1 + c.ssm_state / c.ssm_head_dim))
+  return 2.0 * (matmuls + attention + ssd)

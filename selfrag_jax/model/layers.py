@@ -1,0 +1,75 @@
+"""Norm, rotary embedding and MLP: the small parts that every block shares."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from selfrag_jax.mesh import constrain
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.typing import Array
+
+
+def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
+  """Return the dtype of sums and exponentials over `dtype`: at least float32, and float64 stays float64."""
+  return jnp.promote_types(dtype, jnp.float32)
+
+
+def weight(module: nn.Module, config: ModelConfig, name: str, shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None = None) -> Array:
+  """Declare a normal(0, `scale`) parameter with logical `axes`, cast to the compute dtype."""
+  init = nn.initializers.normal(config.init_scale if scale is None else scale)
+  value = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
+  return jnp.asarray(value, config.dtype)
+
+
+def output_scale(config: ModelConfig) -> float:
+  """Return the init scale of projections into the residual stream: its variance must not grow with depth (GPT-2)."""
+  return config.init_scale / (2 * config.n_layers) ** 0.5
+
+
+class RMSNorm(nn.Module):
+  """Root-mean-square norm over the last axis, optionally within `groups` of it, with a learned scale (arXiv 1910.07467)."""
+
+  config: ModelConfig
+  groups: int = 1
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    width = x.shape[-1]
+    init = nn.with_logical_partitioning(nn.initializers.ones, ("width",))
+    scale = self.param("scale", init, (width,), jnp.dtype(self.config.param_dtype))
+    # the mean of squares overflows float16 and loses digits in bfloat16
+    grouped = x.astype(accumulation_dtype(x.dtype)).reshape(*x.shape[:-1], self.groups, width // self.groups)
+    grouped *= jax.lax.rsqrt(jnp.mean(jnp.square(grouped), axis=-1, keepdims=True) + self.config.norm_eps)
+    normed = grouped.reshape(x.shape).astype(x.dtype)
+    return normed * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
+
+
+def rotary_embedding(x_BxTxHxE: Array, positions_BxT: Array, base: float) -> Array:
+  """Rotate the pairs (i, i + E/2) of every head by position (arXiv 2104.09864, half-split order as in Hugging Face)."""
+  half = x_BxTxHxE.shape[-1] // 2
+  dtype = accumulation_dtype(x_BxTxHxE.dtype)  # angles at position 8,192 need more than 8 bits
+  frequency = jnp.asarray(base, dtype) ** (-jnp.arange(half, dtype=dtype) / half)
+  angle = positions_BxT[:, :, None, None].astype(dtype) * frequency[None, None, None, :]
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  first, second = jnp.split(x_BxTxHxE.astype(dtype), 2, axis=-1)
+  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxHxE.dtype)
+
+
+class MLP(nn.Module):
+  """SwiGLU, GeGLU (arXiv 2002.05202) or squared ReLU (arXiv 2109.08668). [B, T, D] -> [B, T, D]."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    c = self.config
+    shape, axes = (c.d_model, c.mlp_width), ("embed", "mlp")
+    up = x @ weight(self, c, "up", shape, axes)
+    if c.mlp == "relu2":
+      hidden = jnp.square(nn.relu(up))
+    else:
+      gate = x @ weight(self, c, "gate", shape, axes)
+      hidden = up * (nn.silu(gate) if c.mlp == "swiglu" else nn.gelu(gate, approximate=True))
+    hidden = constrain(hidden, "batch", "time", "mlp")
+    return hidden @ weight(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c))

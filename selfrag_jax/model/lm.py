@@ -1,0 +1,193 @@
+"""The language model: a stack of blocks by `block_pattern`, scanned when it trains, unrolled when it decodes.
+
+Everything is a pure function of the parameters: `LM(config).apply(params, …)`. Training scans each repeated unit over
+stacked parameters, so that compile time does not grow with depth. Decoding runs the layers one by one over parameters
+that `unstack` has taken apart: scanning over a cache would copy it at every step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.mesh import constrain
+from selfrag_jax.model.attention import Attention
+from selfrag_jax.model.cache import Cache, KVCache, SSMCache
+from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
+from selfrag_jax.model.layers import MLP, RMSNorm, accumulation_dtype, weight
+from selfrag_jax.model.mamba import Mamba
+from selfrag_jax.typing import Array, Params, PRNGKey
+
+REMAT_POLICIES = {
+  "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+  "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Block(nn.Module):
+  """One layer with its residual connections: a mixer and, except for a bare `M`, an MLP."""
+
+  config: ModelConfig
+  spec: LayerSpec
+
+  def setup(self):
+    c, kind = self.config, self.spec.kind
+    self.mixer_norm = RMSNorm(c)
+    self.mixer = Attention(c, self.spec) if kind == "T" else Mamba(c)
+    if kind == "T" or c.mamba_mlp:
+      self.mlp_norm, self.mlp = RMSNorm(c), MLP(c)
+
+  def _add_mlp(self, x: Array) -> Array:
+    has_mlp = self.spec.kind == "T" or self.config.mamba_mlp
+    x = x + self.mlp(self.mlp_norm(x)) if has_mlp else x
+    return constrain(x, "batch", "time", None)
+
+  def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
+    with jax.named_scope(self.spec.kind):
+      u = self.mixer_norm(x_BxTxD)
+      mixed = self.mixer(u, positions_BxT, segment_ids_BxT) if self.spec.kind == "T" else self.mixer(u, segment_ids_BxT)
+      return self._add_mlp(x_BxTxD + mixed)
+
+  def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache) -> tuple[Array, Any]:
+    with jax.named_scope(self.spec.kind):
+      u = self.mixer_norm(x_BxTxD)
+      if self.spec.kind == "T":
+        mixed, cache = self.mixer.extend(u, positions_BxT, real_BxT, cache)
+      else:
+        mixed, cache = self.mixer.extend(u, real_BxT, cache)
+      return self._add_mlp(x_BxTxD + mixed), cache
+
+
+class Unit(nn.Module):
+  """The layers that one step of the scan over depth runs."""
+
+  config: ModelConfig
+  specs: tuple[LayerSpec, ...]
+
+  @nn.compact
+  def __call__(self, x: Array, positions: Array, segment_ids: Array) -> tuple[Array, None]:
+    for i, spec in enumerate(self.specs):
+      x = Block(self.config, spec, name=f"layer_{i}")(x, positions, segment_ids)
+    return x, None
+
+
+class LM(nn.Module):
+  """The language model. `unrolled` says that the parameters come from `unstack`, as `extend` needs them."""
+
+  config: ModelConfig
+  unrolled: bool = False
+
+  def setup(self):
+    c = self.config
+    shape, axes = (c.padded_vocab, c.d_model), ("vocab", "embed")
+    self.embedding = weight(self, c, "embed", shape, axes)
+    self.head = self.embedding if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
+    self.final_norm = RMSNorm(c)
+    if self.unrolled:
+      self.layers = [Block(c, spec) for spec in c.layers]
+      return
+    unit_cls = Unit
+    if c.remat != "none":
+      unit_cls = nn.remat(Unit, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
+    scan = lambda unit, repeats: nn.scan(
+      unit_cls,
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      in_axes=(nn.broadcast, nn.broadcast),
+      length=repeats,
+      metadata_params={nn.PARTITION_NAME: "layers"},
+    )(c, unit)
+    self.segments = [scan(unit, repeats) for unit, repeats in segments(c.layers)]
+
+  def _embed_tokens(self, tokens_BxT: Array) -> Array:
+    return constrain(jnp.take(self.embedding, tokens_BxT, axis=0), "batch", "time", None)
+
+  def __call__(self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None) -> Array:
+    """Return the hidden states [B, T, D] after the final norm.
+
+    `segment_ids` int32 [B, T] separate packed documents, 0 is padding (None: one document a row); `positions` restart
+    in every segment (None: they are counted).
+    """
+    if segment_ids_BxT is None:
+      segment_ids_BxT = jnp.ones(tokens_BxT.shape, jnp.int32)
+    if positions_BxT is None:
+      positions_BxT = segment_positions(segment_ids_BxT)
+    x = self._embed_tokens(tokens_BxT)
+    if self.unrolled:
+      for layer in self.layers:
+        x = layer(x, positions_BxT, segment_ids_BxT)
+    else:
+      for segment in self.segments:
+        x, _ = segment(x, positions_BxT, segment_ids_BxT)
+    return self.final_norm(x)
+
+  def logits(self, hidden: Array) -> Array:
+    """Return the logits [..., V] in at least float32, V padded; padding ids get the lowest finite number."""
+    c = self.config
+    logits = jnp.einsum("...D,VD->...V", hidden, self.head, preferred_element_type=accumulation_dtype(hidden.dtype))
+    if c.logit_softcap is not None:
+      logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)
+    if c.padded_vocab == c.vocab_size:
+      return logits
+    real = jnp.broadcast_to(jnp.arange(c.padded_vocab) < c.vocab_size, logits.shape)
+    return jnp.where(real, logits, jnp.finfo(logits.dtype).min)
+
+  def extend(self, tokens_BxT: Array, lengths_B: Array, cache: Cache) -> tuple[Array, Cache]:
+    """Append the first `lengths[b]` tokens of each row: prefill, a retrieved document, or one decoded token.
+
+    Returns the hidden states [B, T, D] (arbitrary on pads) and the cache. `lengths == 0` changes no bit of a row.
+    Needs `unrolled` parameters.
+    """
+    steps = jnp.arange(tokens_BxT.shape[1])[None, :]
+    real = steps < lengths_B[:, None]
+    positions = cache.lengths[:, None] + steps
+    x = self._embed_tokens(tokens_BxT)
+    layers = []
+    for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+      x, layer_cache = layer.extend(x, positions, real, layer_cache)
+      layers.append(layer_cache)
+    return self.final_norm(x), Cache(cache.lengths + lengths_B, tuple(layers))
+
+
+def segment_positions(segment_ids_BxT: Array) -> Array:
+  """Count positions from 0 within each run of equal segment ids, int32 [B, T]."""
+  index = jnp.broadcast_to(jnp.arange(segment_ids_BxT.shape[1]), segment_ids_BxT.shape)
+  starts = segment_ids_BxT != jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+def init_params(config: ModelConfig, key: PRNGKey) -> Params:
+  """Draw stacked parameters, boxed with their logical axes (`nn.unbox` takes the boxes off)."""
+  return LM(config).init(key, jnp.zeros((1, 2), jnp.int32))
+
+
+def unstack(config: ModelConfig, params: Params) -> Params:
+  """Take the scanned parameters apart, layer by layer, for `LM(config, unrolled=True)`."""
+  stacked = params["params"]
+  flat: dict[str, Any] = {name: value for name, value in stacked.items() if not name.startswith("segments_")}
+  names = iter(range(config.n_layers))
+  for s, (unit, repeats) in enumerate(segments(config.layers)):
+    for r in range(repeats):
+      for u in range(len(unit)):
+        layer = stacked[f"segments_{s}"][f"layer_{u}"]
+        flat[f"layers_{next(names)}"] = jax.tree.map(lambda leaf, r=r: leaf[r], layer)
+  return {"params": flat}
+
+
+def stack(config: ModelConfig, params: Params) -> Params:
+  """Undo `unstack`."""
+  flat = params["params"]
+  stacked: dict[str, Any] = {name: value for name, value in flat.items() if not name.startswith("layers_")}
+  first = 0
+  for s, (unit, repeats) in enumerate(segments(config.layers)):
+    layers: Mapping[str, Any] = {
+      f"layer_{u}": jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(flat[f"layers_{first + r * len(unit) + u}"] for r in range(repeats))
+      )
+      for u in range(len(unit))
+    }
+    stacked[f"segments_{s}"] = layers
+    first += len(unit) * repeats
+  return {"params": stacked}

@@ -1,0 +1,103 @@
+"""The Mamba-2 mixer around `ssd.py`: projections, causal convolution, gated norm (arXiv 2405.21060, section 7)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.mesh import constrain
+from selfrag_jax.model.cache import SSMCache
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, output_scale, weight
+from selfrag_jax.model.ssd import ssd_chunked, ssd_step
+from selfrag_jax.typing import Array, PRNGKey
+
+
+def _init_dt_bias(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
+  """Inverse softplus of time steps that are log-uniform in [1e-3, 1e-1], so that softplus(bias) gives them back."""
+  dt = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(1e-3), jnp.log(1e-1)))
+  dt = jnp.maximum(dt, 1e-4)
+  return dt + jnp.log(-jnp.expm1(-dt))
+
+
+def _init_a_log(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
+  return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+def causal_conv(x_BxTxC: Array, kernel_WxC: Array, bias_C: Array, segment_ids_BxT: Array) -> Array:
+  """Convolve each channel with its last W inputs of the same segment; tap W - 1 is the token itself. SiLU comes after."""
+  taps = kernel_WxC.shape[0]
+  out = x_BxTxC * kernel_WxC[None, None, taps - 1] + bias_C[None, None]
+  for back in range(1, taps):
+    shifted = jnp.pad(x_BxTxC, ((0, 0), (back, 0), (0, 0)))[:, :-back]
+    segment = jnp.pad(segment_ids_BxT, ((0, 0), (back, 0)), constant_values=-1)[:, :-back]
+    out += jnp.where((segment == segment_ids_BxT)[:, :, None], shifted, 0) * kernel_WxC[None, None, taps - 1 - back]
+  return out
+
+
+class Mamba(nn.Module):
+  """The Mamba-2 mixer. [B, T, D] -> [B, T, D]."""
+
+  config: ModelConfig
+
+  def setup(self):
+    c = self.config
+    projected = c.ssm_inner + c.conv_channels + c.ssm_heads  # in the order z, x, B, C, dt
+    self.in_proj = weight(self, c, "in_proj", (c.d_model, projected), ("embed", "ssm_inner"))
+    self.out_proj = weight(self, c, "out_proj", (c.ssm_inner, c.d_model), ("ssm_inner", "embed"), output_scale(c))
+    self.conv_kernel = weight(self, c, "conv_kernel", (c.ssm_conv, c.conv_channels), ("width", "ssm_inner"), c.ssm_conv**-0.5)
+    vector = lambda name, init, n: self.param(name, nn.with_logical_partitioning(init, ("width",)), (n,), jnp.dtype(c.param_dtype))
+    self.conv_bias = vector("conv_bias", nn.initializers.zeros, c.conv_channels)
+    self.a_log = vector("A_log", _init_a_log, c.ssm_heads)
+    self.skip = vector("D", nn.initializers.ones, c.ssm_heads)
+    self.dt_bias = vector("dt_bias", _init_dt_bias, c.ssm_heads)
+    self.norm = RMSNorm(c, groups=c.ssm_groups)
+
+  def _project(self, u_BxTxD: Array, real_BxT: Array) -> tuple[Array, Array, Array]:
+    """Return the gate z, the convolution's input xBC, and the time steps dt, which are 0 on pads."""
+    c = self.config
+    z, xbc, dt = jnp.split(u_BxTxD @ self.in_proj, [c.ssm_inner, c.ssm_inner + c.conv_channels], axis=-1)
+    # dt * A is summed over a chunk and exponentiated: float32 even when the rest is bfloat16
+    wide = accumulation_dtype(dt.dtype)
+    dt = jax.nn.softplus(dt.astype(wide) + self.dt_bias.astype(wide)[None, None])
+    return z, constrain(xbc, "batch", "time", "ssm_inner"), jnp.where(real_BxT[:, :, None], dt, 0)
+
+  def _split(self, xbc: Array) -> tuple[Array, Array, Array]:
+    c = self.config
+    x, b, cc = jnp.split(nn.silu(xbc), [c.ssm_inner, c.ssm_inner + c.ssm_groups * c.ssm_state], axis=-1)
+    groups = (*x.shape[:-1], c.ssm_groups, c.ssm_state)
+    return x.reshape(*x.shape[:-1], c.ssm_heads, c.ssm_head_dim), b.reshape(groups), cc.reshape(groups)
+
+  def _finish(self, y_BxTxHxP: Array, x_BxTxHxP: Array, z: Array) -> Array:
+    y = y_BxTxHxP + x_BxTxHxP * self.skip.astype(x_BxTxHxP.dtype)[None, None, :, None]
+    return self.norm(y.reshape(z.shape) * nn.silu(z)) @ self.out_proj
+
+  @property
+  def _decay(self) -> Array:
+    return -jnp.exp(self.a_log.astype(accumulation_dtype(self.a_log.dtype)))
+
+  def __call__(self, u_BxTxD: Array, segment_ids_BxT: Array) -> Array:
+    """Mix a packed row; segment 0 is padding. Nothing passes from one segment to another."""
+    c = self.config
+    z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
+    xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
+    x, b, cc = self._split(xbc)
+    y, _ = ssd_chunked(x, dt, self._decay, b, cc, segment_ids_BxT=segment_ids_BxT, chunk_size=c.ssm_chunk)
+    return self._finish(y, x, z)
+
+  def extend(self, u_BxTxD: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:
+    """Continue from the cache over the real tokens, which come first in each row; a row without any keeps every bit."""
+    c, time = self.config, u_BxTxD.shape[1]
+    z, xbc, dt = self._project(u_BxTxD, real_BxT)
+    inputs = jnp.concatenate([cache.conv, xbc], axis=1)
+    convolved = sum(inputs[:, tap : tap + time] * self.conv_kernel[None, None, tap] for tap in range(c.ssm_conv))
+    x, b, cc = self._split(convolved + self.conv_bias.astype(xbc.dtype)[None, None])
+    if time == 1:
+      y, state = ssd_step(cache.state, x[:, 0], dt[:, 0], self._decay, b[:, 0], cc[:, 0])
+      y = y[:, None]
+    else:
+      y, state = ssd_chunked(x, dt, self._decay, b, cc, initial_state_BxHxPxN=cache.state, chunk_size=c.ssm_chunk)
+    lengths = jnp.sum(real_BxT, axis=1)
+    tail = jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, c.ssm_conv - 1))(inputs, lengths)
+    # -0 * 1 + 0 is +0: an empty row must keep its state to the bit
+    state = jnp.where((lengths > 0)[:, None, None, None], state, cache.state)
+    return self._finish(y, x, z), SSMCache(tail, state)

@@ -1,0 +1,187 @@
+"""State-space duality of Mamba-2 (arXiv 2405.21060): the recurrence, its chunked form and one decode step.
+
+All three compute, for every head, h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t^T and y_t = C_t h_t. `A` is negative and
+`dt` positive already (-exp(A_log) and softplus are the caller's, and so is the skip D x). Where the segment id changes,
+the state starts again from zero; `dt == 0` leaves it untouched.
+
+Letters of this file: J heads of a group (H = G * J; group g serves the heads g*J to g*J + J - 1), Z chunks: of a row in
+BxZ, otherwise of all rows. Merged axes are not only short to read: jaxlib 0.10.2 crashes on the CPU in sums over arrays
+of seven axes (jax issue 40412), and a vmap or a layer axis comes on top.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.typing import Array
+
+
+def ssd_step(
+  state_BxHxPxN: Array, x_BxHxP: Array, dt_BxH: Array, A_H: Array, B_BxGxN: Array, C_BxGxN: Array
+) -> tuple[Array, Array]:
+  """Advance the state by one token.
+
+  Returns y [B, H, P] in x's dtype and the new state [B, H, P, N] in promote_types(x.dtype, float32).
+  """
+  dtype = jnp.promote_types(x_BxHxP.dtype, jnp.float32)
+  heads_per_group = _heads_per_group(x_BxHxP.shape[1], B_BxGxN.shape[1])
+  B_BxHxN, C_BxHxN = (jnp.repeat(a.astype(dtype), heads_per_group, axis=1) for a in (B_BxGxN, C_BxGxN))
+  dt_BxH = dt_BxH.astype(dtype)
+  decay_BxH = jnp.exp(dt_BxH * A_H.astype(dtype)[None])
+  dtx_BxHxP = dt_BxH[..., None] * x_BxHxP.astype(dtype)
+  state_BxHxPxN = decay_BxH[..., None, None] * state_BxHxPxN.astype(dtype) + dtx_BxHxP[..., None] * B_BxHxN[:, :, None]
+  # A sum, not a dot: a TPU's dot would round the float32 state to bfloat16, and reading the state is all the cost.
+  y_BxHxP = jnp.sum(state_BxHxPxN * C_BxHxN[:, :, None], axis=-1)
+  return y_BxHxP.astype(x_BxHxP.dtype), state_BxHxPxN
+
+
+def ssd_reference(
+  x_BxTxHxP: Array,
+  dt_BxTxH: Array,
+  A_H: Array,
+  B_BxTxGxN: Array,
+  C_BxTxGxN: Array,
+  *,
+  segment_ids_BxT: Array | None = None,
+  initial_state_BxHxPxN: Array | None = None,
+) -> tuple[Array, Array]:
+  """Run the recurrence token by token: the slow twin of `ssd_chunked`, with the same arguments and results."""
+  runs_BxT = _runs(segment_ids_BxT, x_BxTxHxP.shape)
+  starts_BxT = jnp.diff(runs_BxT, axis=1, prepend=0) > 0
+
+  def step(state_BxHxPxN, token):
+    start_B, x_BxHxP, dt_BxH, B_BxGxN, C_BxGxN = token
+    state_BxHxPxN = jnp.where(start_B[:, None, None, None], 0, state_BxHxPxN)
+    y_BxHxP, state_BxHxPxN = ssd_step(state_BxHxPxN, x_BxHxP, dt_BxH, A_H, B_BxGxN, C_BxGxN)
+    return state_BxHxPxN, y_BxHxP
+
+  tokens = [jnp.moveaxis(a, 1, 0) for a in (starts_BxT, x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN)]
+  initial_state_BxHxPxN = _initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
+  state_BxHxPxN, y_TxBxHxP = jax.lax.scan(step, initial_state_BxHxPxN, tokens)
+  return jnp.moveaxis(y_TxBxHxP, 0, 1), state_BxHxPxN
+
+
+def ssd_chunked(
+  x_BxTxHxP: Array,
+  dt_BxTxH: Array,
+  A_H: Array,
+  B_BxTxGxN: Array,
+  C_BxTxGxN: Array,
+  *,
+  segment_ids_BxT: Array | None = None,
+  initial_state_BxHxPxN: Array | None = None,
+  chunk_size: int = 128,
+) -> tuple[Array, Array]:
+  """Run the recurrence as matrix products inside chunks and an associative scan over the chunks' states.
+
+  Section 6 of arXiv 2405.21060, with documents packed in a row. The large products run in x's dtype and accumulate in
+  promote_types(x.dtype, float32); the decay stays in that wider type, because bfloat16 decay costs 3e-2 and more.
+
+  Args:
+    x_BxTxHxP: inputs.
+    dt_BxTxH: step sizes >= 0; zero for pads.
+    A_H: decay rates < 0.
+    B_BxTxGxN: input projections; G divides H.
+    C_BxTxGxN: output projections.
+    segment_ids_BxT: the document of each token; None means one document per row.
+    initial_state_BxHxPxN: the state before the first token, part of the first token's document; None means zero.
+    chunk_size: tokens of a chunk (L); the last chunk is padded.
+
+  Returns:
+    y [B, T, H, P] in x's dtype and the state after the last token [B, H, P, N] in the wider type.
+
+  Raises:
+    ValueError: G does not divide H.
+  """
+  n_batch, n_tokens, n_heads, n_width = x_BxTxHxP.shape
+  n_groups, n_states = B_BxTxGxN.shape[2:]
+  heads = (n_groups, _heads_per_group(n_heads, n_groups))
+  L = min(chunk_size, -(-n_tokens // 8) * 8)  # a short row gets one short chunk, of whole TPU sublanes
+
+  def chunked(a_BxTx, *shape, mode="constant"):  # pads have dt = 0 and the last document's id
+    pads = ((0, 0), (0, -n_tokens % L), *[(0, 0)] * (a_BxTx.ndim - 2))
+    return jnp.pad(a_BxTx, pads, mode=mode).reshape(-1, L, *shape)
+
+  x_ZxLxGxJxP = chunked(x_BxTxHxP, *heads, n_width)
+  dt_ZxLxGxJ = chunked(dt_BxTxH, *heads)
+  B_ZxLxGxN, C_ZxLxGxN = (chunked(a, n_groups, n_states) for a in (B_BxTxGxN, C_BxTxGxN))
+  run_ZxL = chunked(_runs(segment_ids_BxT, x_BxTxHxP.shape), mode="edge")
+  last_run_BxZ = run_ZxL[:, -1].reshape(n_batch, -1)
+  previous_run_Z = jnp.pad(last_run_BxZ[:, :-1], ((0, 0), (1, 0))).reshape(-1)  # the initial state belongs to run 0
+
+  y_ZxLxGxJxP, state_ZxGxJxPxN, to_token_ZxLxGxJ, to_end_ZxGxJ = jax.vmap(_chunk, (0, 0, None, 0, 0, 0, 0))(
+    x_ZxLxGxJxP, dt_ZxLxGxJ, A_H.reshape(heads), B_ZxLxGxN, C_ZxLxGxN, run_ZxL, previous_run_Z
+  )
+
+  # the initial state is one more chunk, before the first of its row
+  initial_BxHxPxN = _initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
+  states_BxZxHxPxN = state_ZxGxJxPxN.reshape(n_batch, -1, *initial_BxHxPxN.shape[1:])
+  states_BxZxHxPxN = jnp.concatenate([initial_BxHxPxN[:, None], states_BxZxHxPxN], axis=1)
+  decays_BxZxH = jnp.pad(to_end_ZxGxJ.reshape(n_batch, -1, n_heads), ((0, 0), (1, 0), (0, 0)))
+
+  def compose(first, second):
+    return first[0] * second[0], second[0] * first[1] + second[1]
+
+  _, states_BxZxHxPxN = jax.lax.associative_scan(compose, (decays_BxZxH[..., None, None], states_BxZxHxPxN), axis=1)
+  entering_ZxGxJxPxN = states_BxZxHxPxN[:, :-1].reshape(state_ZxGxJxPxN.shape).astype(x_BxTxHxP.dtype)
+  carried_ZxLxGxJxP = jnp.einsum(
+    "zlgn,zgjpn->zlgjp", C_ZxLxGxN, entering_ZxGxJxPxN, preferred_element_type=initial_BxHxPxN.dtype
+  )
+  y_ZxLxGxJxP += to_token_ZxLxGxJ[..., None] * carried_ZxLxGxJxP
+  y_BxTxHxP = y_ZxLxGxJxP.reshape(n_batch, -1, n_heads, n_width)[:, :n_tokens]
+  return y_BxTxHxP.astype(x_BxTxHxP.dtype), states_BxZxHxPxN[:, -1]
+
+
+def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):
+  """Solve one chunk as if no state entered it, and say how one that enters decays.
+
+  Returns the outputs [L, G, J, P], the state of the last document [G, J, P, N], and what is left of an entering state
+  at each token [L, G, J] and at the end [G, J]: nothing where another document has begun.
+  """
+  dtype, wide = x_LxGxJxP.dtype, jnp.promote_types(x_LxGxJxP.dtype, jnp.float32)
+  dt_LxGxJ = dt_LxGxJ.astype(wide)
+  sees_LxL = jnp.tril(run_L[:, None] == run_L[None, :])
+
+  # Log decay since the document's first token in this chunk. A sum over the documents before it too would cancel in the
+  # differences below only up to rounding, and so would their gradients. HIGHEST: a TPU would round dt A to bfloat16.
+  sums_GxJxL = jnp.einsum(
+    "ls,sgj->gjl", sees_LxL.astype(wide), dt_LxGxJ * A_GxJ.astype(wide)[None], precision=jax.lax.Precision.HIGHEST
+  )
+
+  def decay(mask, log_decay):  # masked before exp, which overflows above the diagonal: 0 * inf is NaN in the gradient
+    return jnp.exp(jnp.where(mask, log_decay, -jnp.inf))
+
+  # attention with decay in place of the softmax
+  dtx_LxGxJxP = dt_LxGxJ[..., None] * x_LxGxJxP.astype(wide)
+  scores_GxLxL = jnp.einsum("lgn,sgn->gls", C_LxGxN, B_LxGxN, preferred_element_type=wide)
+  decay_GxJxLxL = decay(sees_LxL[None, None], sums_GxJxL[..., :, None] - sums_GxJxL[..., None, :])
+  weights_GxJxLxL = (scores_GxLxL[:, None] * decay_GxJxLxL).astype(dtype)
+  y_LxGxJxP = jnp.einsum("gjls,sgjp->lgjp", weights_GxJxLxL, dtx_LxGxJxP.astype(dtype), preferred_element_type=wide)
+
+  left_LxGxJ = jnp.moveaxis(decay((run_L == run_L[-1])[None, None], sums_GxJxL[..., -1:] - sums_GxJxL), -1, 0)
+  inputs_LxGxJxP = (left_LxGxJ[..., None] * dtx_LxGxJxP).astype(dtype)
+  state_GxJxPxN = jnp.einsum("lgjp,lgn->gjpn", inputs_LxGxJxP, B_LxGxN, preferred_element_type=wide)
+
+  to_token_GxJxL = decay((run_L == previous_run)[None, None], sums_GxJxL)
+  return y_LxGxJxP, state_GxJxPxN, jnp.moveaxis(to_token_GxJxL, -1, 0), to_token_GxJxL[..., -1]
+
+
+def _runs(segment_ids_BxT, shape):
+  """Number the documents of each row from 0 on, so that an id that comes back later is another document."""
+  if segment_ids_BxT is None:
+    return jnp.zeros(shape[:2], jnp.int32)
+  starts_BxT = segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]
+  return jnp.pad(jnp.cumsum(starts_BxT, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+
+def _initial_state(state_BxHxPxN, x_BxTxHxP, B_BxTxGxN):
+  n_batch, _, n_heads, n_width = x_BxTxHxP.shape
+  dtype = jnp.promote_types(x_BxTxHxP.dtype, jnp.float32)
+  if state_BxHxPxN is None:
+    return jnp.zeros((n_batch, n_heads, n_width, B_BxTxGxN.shape[3]), dtype)
+  return state_BxHxPxN.astype(dtype)
+
+
+def _heads_per_group(n_heads, n_groups):
+  if n_heads % n_groups:
+    raise ValueError(f"{n_heads} SSD heads do not divide into {n_groups} groups: make n_heads a multiple of n_groups")
+  return n_heads // n_groups

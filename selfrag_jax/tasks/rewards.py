@@ -1,0 +1,23 @@
+"""Rewards of a searching policy: what it answered, and a little for what it found."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+  """A right answer earns 1. A wrong one earns its F1 and the share of gold documents found, by weight.
+
+  The retrieval term gives the first gradient: until the right documents are found, hardly any answer is right. F1 alone
+  as a reward collapses into not answering, so its weight stays below that of an exact match.
+  """
+
+  f1_weight: float = 0.0
+  retrieval_weight: float = 0.3
+
+
+def search_reward(config: RewardConfig, exact: np.ndarray, f1: np.ndarray, gold_recall: np.ndarray) -> np.ndarray:
+  """Return float32 rewards in [0, 1] for arrays of one shape; monotone in each of them."""
+  partial = config.f1_weight * f1 + config.retrieval_weight * gold_recall
+  return np.where(exact > 0, 1.0, np.clip(partial, 0.0, 1.0)).astype(np.float32)

@@ -1,0 +1,67 @@
+"""What a search task gives to training and evaluation: questions, the documents they are asked over, demonstrations."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from selfrag_jax.text.chat import ChatTemplate
+from selfrag_jax.text.tokenizer import Tokenizer
+
+
+class Questions(NamedTuple):
+  """A batch: prompts int32 [Q, T] (right-padded), lengths [Q], gold slots int32 [Q, G] (-1: none), group ids [Q]."""
+
+  prompts: np.ndarray
+  lengths: np.ndarray
+  gold: np.ndarray
+  group_ids: np.ndarray
+  answers: Sequence[tuple[str, ...]]
+
+
+class Corpus(NamedTuple):
+  """Documents in the order of their slots: index keys int32 [C, Xk], bodies int32 [C, X], lengths, group ids [C]."""
+
+  keys: np.ndarray
+  key_lengths: np.ndarray
+  tokens: np.ndarray
+  lengths: np.ndarray
+  group_ids: np.ndarray
+
+
+class SearchTask(Protocol):
+  """A task whose questions are answered by searching.
+
+  Everything is a function of (split, index), so that the order of the data is a function of seed, step and row.
+  """
+
+  tokenizer: Tokenizer
+  template: ChatTemplate
+  notice: str
+  chance: float
+  prompt_tokens: int  # the longest prompt
+  document_tokens: int  # the longest document
+
+  def size(self, split: str) -> int | None:
+    """Return the number of questions, None if they never end."""
+    ...
+
+  def questions(self, split: str, indices: Sequence[int]) -> Questions: ...
+
+  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+    """Return the documents that these questions are asked over; the same object if they share one knowledge base."""
+    ...
+
+  def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
+    """Return a conversation that shows how a question is answered (`gold`), or only the format (`random`)."""
+    ...
+
+
+def pad_rows(rows: Sequence[Sequence[int]], width: int, pad: int = 0) -> tuple[np.ndarray, np.ndarray]:
+  """Stack ragged id lists as (int32 [N, width], lengths int32 [N]). Raises ValueError for a row longer than `width`."""
+  lengths = np.array([len(row) for row in rows], np.int32)
+  if len(rows) and lengths.max() > width:
+    raise ValueError(f"a row of {lengths.max()} tokens does not fit into {width}")
+  tokens = np.full((len(rows), width), pad, np.int32)
+  tokens[np.arange(width)[None, :] < lengths[:, None]] = np.concatenate([*rows, []]).astype(np.int32)
+  return tokens, lengths

@@ -1,0 +1,62 @@
+"""`TwoHopKB` as a search task: every question brings a fresh knowledge base, all of one batch share a memory by groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.tasks.search import Corpus, Questions, pad_rows
+from selfrag_jax.tasks.two_hop import NOTICE, TwoHopKB, vocabulary
+from selfrag_jax.text.chat import COMPACT, render_for_completion
+from selfrag_jax.text.tokenizer import WordTokenizer
+
+DEMONSTRATION_STREAM = 7  # keeps the choices of demonstrations apart from the draws of tables
+
+
+class TwoHopSearch:
+  """The embedded task. Group i of a batch is the knowledge base of its i-th question."""
+
+  notice = NOTICE
+  template = COMPACT
+
+  def __init__(self, n_entities: int = 32, n_relations: int = 4, seed: int = 0):
+    self.tokenizer = WordTokenizer(vocabulary())
+    self.kb = TwoHopKB(self.tokenizer, n_entities, n_relations, seed)
+    self.chance = self.kb.chance
+    example = self.kb.question("train", 0)
+    # every name is one token, so all prompts and all documents have the same length
+    self.prompt_tokens = len(self._prompt(example.text))
+    self.document_tokens = self.kb.document_tokens(example.table[None])[0].shape[-1]
+
+  def size(self, split: str) -> None:
+    """Return None: questions never end."""
+
+  def questions(self, split: str, indices: Sequence[int]) -> Questions:
+    """Draw the questions and place their gold documents in the memory of the batch."""
+    drawn = [self.kb.question(split, int(index)) for index in indices]
+    prompts, lengths = pad_rows([self._prompt(question.text) for question in drawn], self.prompt_tokens)
+    groups = np.arange(len(drawn), dtype=np.int32)
+    gold = np.array([question.gold for question in drawn], np.int32) + groups[:, None] * len(self.kb.keys)
+    return Questions(prompts, lengths, gold, groups, [question.answers for question in drawn])
+
+  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+    """Write the tables of the questions as documents, one group each."""
+    n, per_group = len(indices), len(self.kb.keys)
+    tables = np.stack([self.kb.question(split, int(index)).table for index in indices])
+    tokens, lengths = self.kb.document_tokens(tables)
+    return Corpus(
+      np.tile(self.kb.key_tokens(), (n, 1)),
+      np.tile(self.kb.key_lengths(), n),
+      tokens.reshape(n * per_group, -1),
+      lengths.reshape(-1),
+      np.repeat(np.arange(n, dtype=np.int32), per_group),
+    )
+
+  def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
+    """Show question `index` of `split` by `strategy`; a pure function of its arguments and the seed."""
+    rng = np.random.default_rng([self.kb.seed, index, DEMONSTRATION_STREAM])
+    return self.kb.demonstration(self.kb.question(split, index), strategy, rng, max_hops)
+
+  def _prompt(self, text: str) -> list[int]:
+    conversation = {"messages": [{"role": "user", "content": text}]}
+    return render_for_completion(self.tokenizer, conversation, self.template)

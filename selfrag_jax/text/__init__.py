@@ -1,0 +1,1 @@
+"""Text in, token ids out: tokenizers, special tokens and the rendering of conversations."""

@@ -1,0 +1,212 @@
+"""Render conversations as token ids and a mask of what the assistant wrote; special tokens enter a sequence only here.
+
+A conversation is `{"messages": [message, ...]}`, a message one of
+
+  {"role": "system" | "user" | "assistant", "content": text}
+  {"role": "retrieval", "documents": [{"title", "content", ...}, ...]}
+  {"role": "assistant", "content": [part, ...]}
+
+and a part one of
+
+  {"type": "text" | "search" | "answer", "text": text}
+  {"type": "retrieval", "documents": [...]}
+  {"type": "retrieval", "text": notice}           what the environment says without documents: "No more searches."
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from selfrag_jax.text.special import MAX_DOCUMENTS
+from selfrag_jax.text.tokenizer import Tokenizer
+
+ROLES = ("system", "user", "assistant", "retrieval")
+PART_TYPES = ("text", "search", "retrieval", "answer")
+
+
+@dataclass(frozen=True)
+class Special:
+  """The name of a special token, as against text that spells it."""
+
+  name: str
+
+
+Piece = Special | str
+
+
+@dataclass(frozen=True)
+class Turn:
+  """What stands before and after a message's content."""
+
+  prefix: tuple[Piece, ...] = ()
+  suffix: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+  """How turns are written. The assistant itself writes `end_of_turn` after its content; `assistant.suffix` follows."""
+
+  system: Turn
+  user: Turn
+  assistant: Turn
+  retrieval: Turn
+  end_of_turn: Special
+  bos: tuple[Piece, ...] = ()
+
+
+COMPACT = ChatTemplate(
+  bos=(Special("<|bos|>"),),
+  system=Turn((Special("<|system|>"),)),
+  user=Turn((Special("<|user|>"),)),
+  assistant=Turn((Special("<|assistant|>"),)),
+  retrieval=Turn(),
+  end_of_turn=Special("<|end|>"),
+)
+
+
+def _chatml(role: str) -> Turn:
+  return Turn((Special("<|im_start|>"), f"{role}\n"), (Special("<|im_end|>"), "\n"))
+
+
+CHATML = ChatTemplate(
+  system=_chatml("system"),
+  user=_chatml("user"),
+  assistant=Turn(_chatml("assistant").prefix, ("\n",)),
+  retrieval=_chatml("retrieval"),
+  end_of_turn=Special("<|im_end|>"),
+)
+
+# What is still text or already ids, and whether the assistant wrote it.
+Segment = tuple[str | list[int], bool]
+
+
+def render_conversation(
+  tokenizer: Tokenizer, conversation: Mapping[str, Any], template: ChatTemplate
+) -> tuple[list[int], list[int]]:
+  """Render a conversation as ids and a mask of the same length.
+
+  The mask is 1 on the tokens that the assistant writes: its text, searches and answers with their start and end tokens,
+  and its end of turn; 0 on retrieved documents, notices, prefixes and the other roles. Text pieces without a special
+  token between them are encoded in one run, except where the author changes: a prompt ends there, so what the assistant
+  writes must begin with a token of its own. Raises ValueError for an unknown role or part type, content of the wrong
+  kind, and more than 16 documents.
+  """
+  return _encode(tokenizer, _conversation_segments(tokenizer, conversation["messages"], template))
+
+
+def render_for_completion(tokenizer: Tokenizer, conversation: Mapping[str, Any], template: ChatTemplate) -> list[int]:
+  """Render the prompt of the assistant's next turn, up to its prefix; a trailing assistant message is dropped."""
+  messages = conversation["messages"]
+  if messages and messages[-1].get("role") == "assistant":
+    messages = messages[:-1]
+  prefix = _piece_segments(tokenizer, template.assistant.prefix)
+  ids, _ = _encode(tokenizer, [*_conversation_segments(tokenizer, messages, template), *prefix])
+  return ids
+
+
+def document_body(tokenizer: Tokenizer, document: Mapping[str, Any]) -> list[int]:
+  """Encode what a document says: `Title: … Content: …` on two lines, or only the content if it has no title."""
+  title, content = document.get("title"), _text(document, "content", "a document")
+  return tokenizer.encode(f"Title: {title}\nContent: {content}" if title else content)
+
+
+def render_documents(tokenizer: Tokenizer, documents: Sequence[Mapping[str, Any]]) -> list[int]:
+  """Render `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`, each body encoded on its own.
+
+  A rollout joins bodies that were encoded beforehand, so nothing may merge across them. Raises ValueError for more than
+  16 documents.
+  """
+  if len(documents) > MAX_DOCUMENTS:
+    raise ValueError(f"{len(documents)} documents, but there are tokens for {MAX_DOCUMENTS}: lower top_k")
+  ids = [_special_id(tokenizer, "[RETRIEVAL_START]")]
+  for n, document in enumerate(documents, 1):
+    body = document_body(tokenizer, document)
+    ids += [_special_id(tokenizer, f"[DOC_{n}]"), *body, _special_id(tokenizer, f"[/DOC_{n}]")]
+  return [*ids, _special_id(tokenizer, "[RETRIEVAL_END]")]
+
+
+def render_notice(tokenizer: Tokenizer, text: str) -> list[int]:
+  """Render `[RETRIEVAL_START] text [RETRIEVAL_END]`: an answer of the environment without documents."""
+  start, end = _special_id(tokenizer, "[RETRIEVAL_START]"), _special_id(tokenizer, "[RETRIEVAL_END]")
+  return [start, *tokenizer.encode(text), end]
+
+
+def visualize_tokenization(tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int], color: bool = True) -> str:
+  """Show tokens with `|` between: green what the assistant wrote, grey the rest (`«…»` and bare without color)."""
+  written, other = ("\033[32m{}\033[0m", "\033[90m{}\033[0m") if color else ("«{}»", "{}")
+  # repr keeps a newline, or an escape sequence of a hostile document, visible and harmless
+  tokens = [repr(tokenizer.decode([i]))[1:-1] for i in ids]
+  return "|".join((written if bit else other).format(token) for token, bit in zip(tokens, mask, strict=True))
+
+
+def _conversation_segments(
+  tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: ChatTemplate
+) -> Iterator[Segment]:
+  yield from _piece_segments(tokenizer, template.bos)
+  for index, message in enumerate(messages):
+    role = message.get("role")
+    if role not in ROLES:
+      raise ValueError(f"message {index} has the role {role!r}; allowed are {', '.join(ROLES)}")
+    where = f"message {index} ({role})"
+    turn: Turn = getattr(template, role)
+    yield from _piece_segments(tokenizer, turn.prefix)
+    if role == "assistant":
+      yield from _assistant_segments(tokenizer, message, where)
+      yield from _piece_segments(tokenizer, (template.end_of_turn,), written=True)
+    elif role == "retrieval":
+      yield _retrieval_ids(tokenizer, message, "content", where), False
+    else:
+      yield _text(message, "content", where), False
+    yield from _piece_segments(tokenizer, turn.suffix)
+
+
+def _assistant_segments(tokenizer: Tokenizer, message: Mapping[str, Any], where: str) -> Iterator[Segment]:
+  if not isinstance(message.get("content"), list):
+    yield _text(message, "content", where), True
+    return
+  for index, part in enumerate(message["content"]):
+    part_where, kind = f"{where}, part {index}", part.get("type")
+    if kind not in PART_TYPES:
+      raise ValueError(f"{part_where} has the type {kind!r}; allowed are {', '.join(PART_TYPES)}")
+    if kind == "retrieval":
+      yield _retrieval_ids(tokenizer, part, "text", part_where), False
+      continue
+    text = _text(part, "text", part_where)
+    pieces = (text,) if kind == "text" else (Special(f"<|{kind}_start|>"), text, Special(f"<|{kind}_end|>"))
+    yield from _piece_segments(tokenizer, pieces, written=True)
+
+
+def _retrieval_ids(tokenizer: Tokenizer, source: Mapping[str, Any], notice: str, where: str) -> list[int]:
+  if "documents" in source:
+    return render_documents(tokenizer, source["documents"])
+  return render_notice(tokenizer, _text(source, notice, where))
+
+
+def _piece_segments(tokenizer: Tokenizer, pieces: Iterable[Piece], written: bool = False) -> Iterator[Segment]:
+  for piece in pieces:
+    yield [_special_id(tokenizer, piece.name)] if isinstance(piece, Special) else piece, written
+
+
+def _encode(tokenizer: Tokenizer, segments: Iterable[Segment]) -> tuple[list[int], list[int]]:
+  ids: list[int] = []
+  mask: list[int] = []
+  for (is_text, written), run in groupby(segments, key=lambda segment: (isinstance(segment[0], str), segment[1])):
+    contents: list[Any] = [content for content, _ in run]
+    new = tokenizer.encode("".join(contents)) if is_text else [i for content in contents for i in content]
+    ids += new
+    mask += [int(written)] * len(new)
+  return ids, mask
+
+
+def _special_id(tokenizer: Tokenizer, name: str) -> int:
+  if name not in tokenizer.special:
+    raise ValueError(f"the {tokenizer.name} tokenizer has no token {name}; COMPACT works with every one")
+  return tokenizer.special[name]
+
+
+def _text(source: Mapping[str, Any], field: str, where: str) -> str:
+  value = source.get(field)
+  if not isinstance(value, str):
+    raise ValueError(f"{where}: {field!r} must be a string, not {type(value).__name__}")
+  return value

@@ -1,0 +1,1 @@
+"""Training: verified checkpoints, telemetry, and one loop over phases."""

@@ -1,0 +1,340 @@
+"""Verified checkpoints: orbax writes, a manifest commits, and nothing is restored before it has been hashed.
+
+`<directory>/<step>/` holds orbax's files, `metadata.json` (what the run says about itself and the shape of every array)
+and `manifest.json`: size and SHA-256 of every other file, written last. The manifest is the commit: a step without one
+that verifies is not a checkpoint. (Orbax alone restores most flipped bytes silently.)
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from jax.experimental import multihost_utils
+
+from selfrag_jax.train import workdir
+
+MANIFEST = "manifest.json"
+METADATA = "metadata.json"
+
+
+class CheckpointError(RuntimeError):
+  """A checkpoint could not be written, or the step that was asked for cannot be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """A checkpoint read back: the pytree as it was saved, and the metadata that was saved with it."""
+
+  step: int
+  state: Any
+  metadata: dict[str, Any]
+
+
+class Checkpointer:
+  """Save a run's state in the background, keep the latest and the best steps, restore the newest that is intact.
+
+  All processes of a run create one and call it together; process 0 hashes, commits and deletes. One run per directory
+  (`workdir.open_workdir`): what an earlier run left half-written is deleted here. To only read, use `load`.
+
+  Args:
+    directory: where the steps lie; local or object storage.
+    keep_latest: how many of the newest steps stay.
+    best_metric: a key of `metrics`; the step with the best value stays as well.
+    best_mode: whether the largest or the smallest value is best.
+  """
+
+  def __init__(
+    self,
+    directory: epath.PathLike,
+    *,
+    keep_latest: int = 2,
+    best_metric: str | None = None,
+    best_mode: Literal["max", "min"] = "max",
+  ):
+    if keep_latest < 1 or best_mode not in ("max", "min"):
+      raise ValueError(f"keep_latest is {keep_latest}, best_mode {best_mode!r}; need at least 1, and 'max' or 'min'")
+    self._directory = epath.Path(directory)
+    self._keep_latest, self._best_metric, self._best_mode = keep_latest, best_metric, best_mode
+    self._directory.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0:
+      for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
+        leftover.rmtree()
+    self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint_commit")
+    self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
+
+  def save(
+    self, step: int, state: Any, *, metadata: Mapping[str, Any], metrics: Mapping[str, float] | None = None
+  ) -> None:
+    """Copy `state` off the devices and return; writing, hashing, commit and deletion go on in the background.
+
+    Waits for the save before, if that still runs. `state` may be donated as soon as this returns.
+
+    Args:
+      step: the folder's name; must not be a committed step.
+      state: pytree of JAX arrays of any dtype, typed random keys included.
+      metadata: JSON-serialisable; comes back from `restore` and `read_metadata`.
+      metrics: numbers that `best_metric` is looked up in; a step without it, or with NaN, is never the best.
+
+    Raises:
+      CheckpointError: this or the previous save failed (a full disk, say); committed steps are intact.
+      ValueError: the step is committed already, or `metadata` has NaN.
+    """
+    self.wait()
+    folder = self._directory / str(step)
+    if (folder / MANIFEST).exists():
+      raise ValueError(f"step {step} is already saved in {self._directory}; delete it or use another workdir")
+    document = {
+      "metadata": dict(metadata),
+      "metrics": {name: float(value) if math.isfinite(value) else None for name, value in (metrics or {}).items()},
+      "environment": environment(),
+      "arrays": _describe(state),
+    }
+    encoded = json.dumps(document, indent=2, allow_nan=False).encode()  # now: the caller may change it later
+    try:
+      # force: an uncommitted folder of this step may be in the way
+      self._orbax.save(folder, args=ocp.args.PyTreeSave(jax.tree.map(_raw, state)), force=True)
+    except OSError as error:
+      raise self._failure(step, error) from error
+    self._pending = step, self._worker.submit(self._commit, folder, encoded)
+
+  def wait(self) -> None:
+    """Block until the running save is committed. Raises CheckpointError if it failed."""
+    if self._pending is None:
+      return
+    (step, commit), self._pending = self._pending, None
+    try:
+      commit.result()
+    except Exception as error:
+      raise self._failure(step, error) from error
+
+  def close(self) -> None:
+    """Wait for the running save and end the background thread."""
+    try:
+      self.wait()
+    finally:
+      self._worker.shutdown()
+      self._orbax.close()
+
+  def __enter__(self) -> "Checkpointer":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def restore(self, abstract_state: Any, step: int | None = None) -> Restored | None:
+    """Read the newest intact step, or `step`, onto the shardings of `abstract_state`; None if there is no step at all.
+
+    Newer steps that are damaged or uncommitted are named in a warning and moved to `damaged-<step>-<n>`, so that the
+    resumed run can save these steps again. Other jax versions, core count or XLA flags than at the save only warn.
+
+    Args:
+      abstract_state: pytree of `jax.ShapeDtypeStruct` (or arrays) with the saved names, shapes and dtypes; a leaf
+        without sharding goes to the first local device.
+      step: the step to read, if not the newest.
+
+    Raises:
+      CheckpointError: `step` is missing or damaged.
+      ValueError: the saved tree differs; names the first array that does.
+    """
+    self.wait()
+    found = -1
+    if jax.process_index() == 0:
+      found = _find(self._directory, step, on_damage=_set_aside)
+    found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    if found < 0:
+      return None
+    document = _read_document(self._directory / str(found))
+    for name, now in environment().items():
+      if (then := document["environment"].get(name)) != now:
+        logging.warning("Resume may not be bit-identical: %s was %r when saved and is %r now", name, then, now)
+    _require_same(document["arrays"], _describe(abstract_state), whole=True)
+    return Restored(found, _read_arrays(self._directory / str(found), abstract_state), document["metadata"])
+
+  def _commit(self, folder: epath.Path, document: bytes) -> None:
+    """Finish orbax's save, write the manifest, and only then delete what is no longer wanted."""
+    self._orbax.wait_until_finished()
+    if jax.process_index() != 0:
+      return
+    workdir.write_bytes_atomic(folder / METADATA, document)
+    paths = [root / name for root, _, names in folder.walk() for name in names]
+    files = {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
+    workdir.write_json(folder / MANIFEST, {"files": files})
+    for step in set(_steps(self._directory)) - self._wanted():
+      (self._directory / str(step)).rmtree()
+
+  def _wanted(self) -> set[int]:
+    committed = [step for step in _steps(self._directory) if (self._directory / str(step) / MANIFEST).exists()]
+    scores = {step: score for step in committed if (score := self._score(step)) is not None}
+    best = sorted(scores, key=lambda step: (scores[step], step))[-1:]
+    return {*committed[-self._keep_latest :], *best}
+
+  def _score(self, step: int) -> float | None:
+    """Return how good a step is, higher is better; None if it does not say."""
+    try:
+      value = _read_document(self._directory / str(step))["metrics"].get(self._best_metric)
+    except (OSError, ValueError, KeyError):  # damaged since; restore deals with it
+      return None
+    return value if value is None or self._best_mode == "max" else -value
+
+  def _failure(self, step: int, error: Exception) -> CheckpointError:
+    return CheckpointError(
+      f"saving step {step} to {self._directory} failed: {error}. Earlier steps there are intact; if the disk is full "
+      "or read-only, mend that, then start the run again"
+    )
+
+
+def read_metadata(directory: epath.PathLike, step: int | None = None) -> dict[str, Any] | None:
+  """Return the metadata of the newest intact step, or of `step`, without reading arrays; None if there is none.
+
+  Changes nothing on disk, so it may look at a run in progress. Raises CheckpointError if `step` is missing or damaged.
+  """
+  found = _find(epath.Path(directory), step)
+  return None if found < 0 else _read_document(epath.Path(directory) / str(found))["metadata"]
+
+
+def load(directory: epath.PathLike, abstract_state: Any, step: int | None = None) -> Restored | None:
+  """Read the newest intact step, or `step`, for inference: like `Checkpointer.restore`, but changes nothing on disk.
+
+  `abstract_state` may be a part of the saved tree (`{"params": ...}` without the optimizer); only that part is read.
+  Raises as `Checkpointer.restore` does.
+  """
+  found = _find(epath.Path(directory), step)
+  if found < 0:
+    return None
+  folder = epath.Path(directory) / str(found)
+  document = _read_document(folder)
+  _require_same(document["arrays"], _describe(abstract_state), whole=False)
+  return Restored(found, _read_arrays(folder, abstract_state), document["metadata"])
+
+
+def environment() -> dict[str, Any]:
+  """Return what bit-identical resume depends on besides the state: versions, usable cores, XLA flags."""
+  # XLA splits CPU reductions by the cores that it may use, which changes the order of summation
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  return {
+    "jax": importlib.metadata.version("jax"),
+    "jaxlib": importlib.metadata.version("jaxlib"),
+    "cores": cores,
+    "xla_flags": os.environ.get("XLA_FLAGS", ""),
+  }
+
+
+def _find(directory: epath.Path, step: int | None, on_damage: Callable[[epath.Path], None] | None = None) -> int:
+  """Return the newest step that verifies, or `step` if it does; -1 if none. Warns about, and hands on, damaged ones."""
+  steps = _steps(directory)
+  if step is not None:
+    damage = _damage(directory / str(step)) if step in steps else "there is no such step"
+    if damage:
+      raise CheckpointError(f"cannot read step {step} in {directory}: {damage}; the steps there are {steps}")
+    return step
+  for candidate in reversed(steps):
+    folder = directory / str(candidate)
+    damage = _damage(folder)
+    if damage is None:
+      return candidate
+    logging.warning("Skipping checkpoint step %d in %s: %s", candidate, directory, damage)
+    if on_damage:
+      on_damage(folder)
+  return -1
+
+
+def _steps(directory: epath.Path) -> list[int]:
+  return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()) if directory.exists() else []
+
+
+def _damage(folder: epath.Path) -> str | None:
+  """Say what is wrong with a step's folder; None if every file is as the manifest says."""
+  if not (folder / MANIFEST).exists():
+    return f"no {MANIFEST}, the save was cut short"
+  try:
+    files = json.loads((folder / MANIFEST).read_text())["files"].items()
+  except (ValueError, KeyError, TypeError, AttributeError):
+    return f"{MANIFEST} is damaged"
+  for name, written in sorted(files):
+    if not (folder / name).is_file():
+      return f"{name} is missing, but {MANIFEST} lists it"
+    if _digest(folder / name) != written:
+      return f"{name} is damaged, it differs from {MANIFEST}"
+  return None
+
+
+def _digest(path: epath.Path) -> dict[str, Any]:
+  sha256, size = hashlib.sha256(), 0
+  with path.open("rb") as file:
+    while chunk := file.read(1 << 24):
+      sha256.update(chunk)
+      size += len(chunk)
+  return {"sha256": sha256.hexdigest(), "size": size}
+
+
+def _set_aside(folder: epath.Path) -> None:
+  earlier = len(list(folder.parent.glob(f"damaged-{folder.name}-*")))
+  folder.rename(folder.with_name(f"damaged-{folder.name}-{earlier}"))
+
+
+def _read_document(folder: epath.Path) -> dict[str, Any]:
+  return json.loads((folder / METADATA).read_text())
+
+
+def _describe(tree: Any) -> dict[str, Any]:
+  """Map each array's path in the tree (`params/embed/embedding`) to its shape and dtype, as JSON gives them back."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _require_same(saved: dict[str, Any], wanted: dict[str, Any], *, whole: bool) -> None:
+  """Raise ValueError at the first array that differs; `whole` asks that nothing saved is left out."""
+  for name in [*wanted, *saved] if whole else wanted:
+    old, new = saved.get(name), wanted.get(name)
+    if old == new:
+      continue
+    if old and new and old["dtype"] == new["dtype"]:
+      old, new = tuple(old["shape"]), tuple(new["shape"])
+    else:
+      old, new = (f"{a['dtype']}{a['shape']}" if a else "has none" for a in (old, new))
+    raise ValueError(f"{name}: checkpoint {old}, model {new}; restore with the model config that the metadata holds")
+
+
+def _read_arrays(folder: epath.Path, abstract_state: Any) -> Any:
+  target = jax.tree.map(_abstract_raw, abstract_state)
+  args = ocp.args.PyTreeRestore(
+    item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
+  )
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    return jax.tree.map(_typed, abstract_state, reader.restore(folder, args=args))
+
+
+# Orbax stores plain arrays: a typed random key is stored as its uint32 data, and typed again by what the model expects.
+
+
+def _is_key(x: Any) -> bool:
+  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _raw(x: Any) -> Any:
+  return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _abstract_raw(x: Any) -> jax.ShapeDtypeStruct:
+  raw = jax.eval_shape(_raw, jax.ShapeDtypeStruct(x.shape, x.dtype))
+  sharding = getattr(x, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=sharding)
+
+
+def _typed(like: Any, x: jax.Array) -> jax.Array:
+  return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), like.dtype))) if _is_key(like) else x

@@ -1,0 +1,176 @@
+"""Play rollouts of a search task and score them: what reinforcement learning trains on and evaluation reports."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
+from selfrag_jax.generate.rollout import ControlTokens, Policy, Rollout, RolloutConfig, control_tokens, rollout
+from selfrag_jax.generate.transcript import Transcript, read_transcripts
+from selfrag_jax.memory.state import MemoryState, init_memory, write
+from selfrag_jax.memory.token_bag import TokenBag, document_frequency, embed, init_token_bag
+from selfrag_jax.mesh import batch_sharding
+from selfrag_jax.metrics.answers import exact_match, hotpot_f1
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import unstack
+from selfrag_jax.tasks.search import Corpus, Questions, SearchTask
+from selfrag_jax.typing import Params, PRNGKey
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+  """How documents are remembered and found inside a rollout."""
+
+  d_embed: int = 128
+  dtype: str = "float32"
+  method: Literal["exact", "approx"] = "exact"
+
+
+class Scores(NamedTuple):
+  """One number a rollout, float32 [B]: answer, documents and behaviour."""
+
+  exact_match: np.ndarray
+  f1: np.ndarray
+  first_gold: np.ndarray  # the first search found the first gold document
+  gold_recall: np.ndarray  # share of the gold documents that were found
+  all_gold: np.ndarray
+  searches: np.ndarray
+  valid: np.ndarray
+
+  def means(self) -> dict[str, float]:
+    """Average each score."""
+    return {name: float(values.mean()) for name, values in zip(self._fields, self, strict=True)}
+
+
+class Episodes(NamedTuple):
+  """Rollouts on device, their transcripts and their scores."""
+
+  rollout: Rollout
+  transcripts: list[Transcript]
+  scores: Scores
+
+
+class Player:
+  """Runs a policy over the questions of a task; holds the encoder and the memory of a shared corpus.
+
+  Compiles once for each (number of rows, rollout bounds, retriever).
+  """
+
+  def __init__(self, task: SearchTask, model: ModelConfig, memory: MemoryConfig, mesh: Mesh):
+    self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
+    end = task.template.end_of_turn.name
+    self.control: ControlTokens = control_tokens(task.tokenizer, task.notice, end)
+    self._bag: TokenBag | None = None
+    self._shared: tuple[Corpus, MemoryState] | None = None
+    self._build = jax.jit(self._build_memory)
+    self._play = jax.jit(self._play_traced, static_argnames=("config", "kind", "repeats"))
+
+  def memory(self, split: str, indices: Sequence[int]) -> MemoryState:
+    """Return the memory of the documents that these questions are asked over."""
+    corpus = self.task.corpus(split, indices)
+    if self._shared is not None and self._shared[0] is corpus:
+      return self._shared[1]
+    if self._bag is None:
+      self._bag = self._make_bag(corpus)
+    shards = self.mesh.size
+    padding = -len(corpus.keys) % shards
+    padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
+    real = np.arange(len(padded.keys)) < len(corpus.keys)
+    memory = self._build(self._bag, jax.device_put((padded, real), batch_sharding(self.mesh)))
+    self._shared = (corpus, memory)
+    return memory
+
+  def play(
+    self,
+    params: Params,
+    split: str,
+    indices: Sequence[int],
+    config: RolloutConfig,
+    key: PRNGKey,
+    *,
+    repeats: int = 1,
+    kind: RetrieverKind = "memory",
+  ) -> Episodes:
+    """Roll every question out `repeats` times (rows of one question are neighbours) and score the answers."""
+    questions = self.task.questions(split, indices)
+    memory = self.memory(split, indices)
+    inputs = jax.device_put((questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh))
+    played = self._play(params, self._bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    host = fetch(played)
+    transcripts = read_transcripts(host, self.control)
+    return Episodes(played, transcripts, self.score(host, transcripts, questions, repeats))
+
+  def score(self, host: Rollout, transcripts: list[Transcript], questions: Questions, repeats: int) -> Scores:
+    """Hold transcripts and found slots against the answers and gold documents of `questions`."""
+    row = np.arange(len(transcripts)) // repeats
+    said = [self.task.tokenizer.decode(t.answer, skip_special=True) if t.answer else "" for t in transcripts]
+    golds = [questions.answers[i] for i in row]
+    gold = questions.gold[row]  # [B, G]
+    wanted = gold >= 0
+    found = (host.slots.reshape(len(row), -1)[:, :, None] == gold[:, None, :]).any(axis=1) & wanted
+    recall = found.sum(axis=1) / np.maximum(wanted.sum(axis=1), 1)
+    first = (host.slots[:, 0] == gold[:, :1]).any(axis=1) if host.slots.shape[1] else np.zeros(len(row), bool)
+    pairs = list(zip(said, golds, strict=True))
+    columns = (
+      [exact_match(*pair) for pair in pairs],
+      [hotpot_f1(*pair) for pair in pairs],
+      first & wanted[:, 0],
+      recall,
+      recall == 1,
+      host.searches,
+      [t.valid for t in transcripts],
+    )
+    return Scores(*(np.asarray(column, np.float32) for column in columns))
+
+  def _make_bag(self, corpus: Corpus) -> TokenBag:
+    keys = [key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
+    tokenizer = self.task.tokenizer
+    frequency = document_frequency(keys, self.model.padded_vocab)
+    bag = init_token_bag(
+      self.model.padded_vocab,
+      self.memory_config.d_embed,
+      document_frequency=frequency,
+      n_documents=len(keys),
+      special_ids=tuple(tokenizer.special.values()),
+    )
+    return bag
+
+  def _build_memory(self, bag: TokenBag, inputs: tuple[Corpus, jax.Array]) -> MemoryState:
+    corpus, real = inputs
+    config = self.memory_config
+    state = init_memory(corpus.keys.shape[0], config.d_embed, chunk_tokens=corpus.tokens.shape[1], dtype=config.dtype)
+    inside = np.arange(corpus.keys.shape[1])[None, :] < corpus.key_lengths[:, None]
+    return write(
+      state, embed(bag, corpus.keys, inside), mask=real, group_ids=corpus.group_ids, tokens=corpus.tokens, lengths=corpus.lengths
+    )
+
+  def _play_traced(self, params, bag, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats) -> Rollout:
+    prompts, lengths, gold, group_ids = (
+      jax.numpy.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids)
+    )
+    play_key, random_key = jax.random.split(key)
+    retrieve = make_retrieve(
+      kind,
+      memory,
+      lambda tokens, mask: embed(bag, tokens, mask),
+      config.documents_per_hop,
+      group_ids=group_ids,
+      gold_BxG=gold,
+      key=random_key,
+      method=self.memory_config.method,
+      mesh=self.mesh,
+    )
+    policy = Policy(self.model, unstack(self.model, params), config, self.control)
+    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], play_key)
+
+
+def fetch(tree: Any) -> Any:
+  """Copy arrays to numpy on every host, whole even where other hosts hold shards of them."""
+  if jax.process_count() > 1:
+    return multihost_utils.process_allgather(tree, tiled=True)
+  return jax.device_get(tree)

@@ -1,0 +1,97 @@
+"""Losses as pure functions: token log-probabilities, advantages, and the clipped policy loss."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.generate.sampling import token_log_probs
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM
+from selfrag_jax.train.state import LossSums
+from selfrag_jax.typing import Array, Params
+
+Advantage = Literal["mean", "grpo", "rloo", "reinforce"]
+
+
+def sequence_log_probs(
+  config: ModelConfig, params: Params, tokens_BxT: Array, segment_ids_BxT: Array, *, temperature: float = 1.0, chunk: int = 256
+) -> Array:
+  """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 where there is none before.
+
+  The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: at a vocabulary of 49,152 the
+  whole of them would be most of the memory.
+  """
+  lm = LM(config)
+  hidden = lm.apply(params, tokens_BxT, segment_ids_BxT)
+  time = tokens_BxT.shape[1]
+  chunk = min(chunk, time)
+  padding = -time % chunk
+  targets = jnp.pad(tokens_BxT[:, 1:], ((0, 0), (0, 1 + padding)))
+  hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
+  by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+  @jax.checkpoint
+  def chunk_log_probs(hidden: Array, targets: Array) -> Array:
+    return token_log_probs(lm.apply(params, hidden, method="logits"), targets, temperature)
+
+  _, out = jax.lax.scan(lambda _, xs: (None, chunk_log_probs(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
+  shifted = jnp.pad(jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)[:, : time - 1], ((0, 0), (1, 0)))
+  follows = segment_ids_BxT == jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return jnp.where(follows & (segment_ids_BxT != 0), shifted, 0)
+
+
+def advantages(rewards_QxR: Array, kind: Advantage) -> tuple[Array, Array]:
+  """Compare the R rollouts of each question. Returns advantages [Q, R] and weights [Q, 1]: 0 for groups of equal rewards.
+
+  `mean`: reward minus the group's mean (Dr. GRPO, arXiv 2503.20783); `grpo`: that over the group's standard deviation
+  (arXiv 2402.03300); `rloo`: minus the mean of the others (arXiv 2402.14740); `reinforce`: minus the batch's mean.
+  """
+  mean = jnp.mean(rewards_QxR, axis=1, keepdims=True)
+  spread = jnp.std(rewards_QxR, axis=1, keepdims=True)
+  centred = rewards_QxR - mean
+  if kind == "grpo":
+    centred = centred / (spread + 1e-6)
+  elif kind == "rloo":
+    n = rewards_QxR.shape[1]
+    centred = centred * n / max(n - 1, 1)
+  elif kind == "reinforce":
+    centred = rewards_QxR - jnp.mean(rewards_QxR)
+  elif kind != "mean":
+    raise ValueError(f"advantage {kind!r}; one of mean, grpo, rloo, reinforce")
+  return centred, (spread > 0).astype(rewards_QxR.dtype)
+
+
+def policy_loss(
+  log_probs_BxT: Array,
+  old_log_probs_BxT: Array,
+  advantages_B: Array,
+  mask_BxT: Array,
+  *,
+  clip_low: float,
+  clip_high: float,
+  kl_weight: float = 0.0,
+  reference_log_probs_BxT: Array | None = None,
+) -> LossSums:
+  """Clipped policy gradient over the masked tokens, each with the same weight (PPO, arXiv 1707.06347; DAPO's separate
+  lower and upper epsilon, arXiv 2503.14476), plus `kl_weight` times the low-variance KL to a reference (k3).
+
+  Returns sums over the masked tokens: of the loss, of `ratio_gap` (absolute difference of the log-probabilities),
+  `clipped`, `surprise` (-log p of what was sampled) and `kl`. Their weight is the number of masked tokens.
+  """
+  total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
+  log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)
+  ratio = jnp.exp(log_ratio)
+  advantage = advantages_B[:, None]
+  clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+  loss = -total(jnp.minimum(ratio * advantage, clipped * advantage))
+  metrics = {
+    "ratio_gap": total(jnp.abs(log_ratio)),
+    "clipped": total((clipped * advantage < ratio * advantage).astype(jnp.float32)),
+    "surprise": -total(log_probs_BxT),
+  }
+  if reference_log_probs_BxT is not None:
+    gap = jnp.where(mask_BxT, reference_log_probs_BxT - log_probs_BxT, 0)
+    metrics["kl"] = total(jnp.exp(gap) - gap - 1)
+    loss += kl_weight * metrics["kl"]
+  return LossSums(loss, jnp.sum(mask_BxT), metrics)

@@ -1,0 +1,95 @@
+"""Optimizers and schedules from a config: AdamW or Muon, clipping, accumulation, decay where it belongs."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers, muon
+
+# Norm scales, biases and the SSM's A_log, D and dt_bias are no matrices: decay would pull them to a meaningless zero.
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "embed", "unembed")
+
+# (reduction axes, output axes) counted from the end, so that the stacked layer axis in front is a batch axis.
+MUON_AXES = {
+  "q": ((-3,), (-2, -1)),
+  "k": ((-3,), (-2, -1)),
+  "v": ((-3,), (-2, -1)),
+  "o": ((-3, -2), (-1,)),
+} | {name: ((-2,), (-1,)) for name in ("gate", "up", "down", "in_proj", "out_proj")}
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """How parameters move. `learning_rate` is the peak, reached after `warmup_steps`; `clip_norm` 0 does not clip."""
+
+  name: Literal["adamw", "muon"] = "adamw"
+  learning_rate: float = 3e-4
+  schedule: Literal["constant", "cosine", "linear"] = "constant"
+  warmup_steps: int = 0
+  final_fraction: float = 0.0  # of the peak, at the last step
+  b1: float = 0.9
+  b2: float = 0.95
+  weight_decay: float = 0.0
+  clip_norm: float = 1.0
+
+
+def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+  """Return the learning rate as a function of the step."""
+  peak, warmup = config.learning_rate, config.warmup_steps
+  rest = max(total_steps - warmup, 1)
+  if config.schedule == "cosine":
+    main = optax.cosine_decay_schedule(peak, rest, config.final_fraction)
+  elif config.schedule == "linear":
+    main = optax.linear_schedule(peak, peak * config.final_fraction, rest)
+  elif config.schedule == "constant":
+    main = optax.constant_schedule(peak)
+  else:
+    raise ValueError(f"optimizer.schedule is {config.schedule!r}; one of constant, cosine, linear")
+  if not warmup:
+    return main
+  # the first step already moves: (step + 1) / warmup
+  return optax.join_schedules([optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), main], [warmup])
+
+
+def _leaf_name(path: tuple[Any, ...]) -> str:
+  return next(str(part.key) for part in reversed(path) if hasattr(part, "key"))
+
+
+def decay_mask(params: Any) -> Any:
+  """Return which leaves weight decay applies to."""
+  return jax.tree_util.tree_map_with_path(lambda path, _: _leaf_name(path) in MATRICES, params)
+
+
+def muon_dimensions(params: Any) -> Any:
+  """Return the matrix axes of each leaf for Muon, None for those that AdamW keeps (embeddings, norms, vectors)."""
+
+  def dimensions(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
+    axes = MUON_AXES.get(_leaf_name(path))
+    if axes is None:
+      return None
+    reduction, output = (tuple(leaf.ndim + axis for axis in group) for group in axes)
+    return MuonDimensionNumbers(reduction, output)
+
+  return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+  """Build the transformation: global-norm clipping, then AdamW (arXiv 1711.05101) or Muon for the hidden matrices."""
+  schedule = make_schedule(config, total_steps)
+  if config.name == "adamw":
+    update = optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay, mask=decay_mask)
+  elif config.name == "muon":
+    update = muon(
+      schedule,
+      weight_decay=config.weight_decay,
+      adam_b1=config.b1,
+      adam_b2=config.b2,
+      # steps of the size that AdamW makes, so that one learning rate serves both kinds of leaves
+      consistent_rms=0.2,
+      muon_weight_dimension_numbers=muon_dimensions,
+    )
+  else:
+    raise ValueError(f"optimizer.name is {config.name!r}; one of adamw, muon")
+  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  return optax.chain(clip, update)

@@ -1,0 +1,99 @@
+"""What training carries from step to step, and how it is made on a mesh."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import shardings_of
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.typing import Array, Params, PRNGKey
+
+
+@struct.dataclass
+class TrainState:
+  """Step (also the position in the data), parameters, optimizer state and the key that every step folds its number into."""
+
+  step: Array
+  params: Params
+  opt_state: Any
+  key: PRNGKey
+
+
+def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+  """Return the state as ShapeDtypeStructs with the shardings of `mesh`: for restoring and for compiling ahead of time."""
+  boxed = jax.eval_shape(lambda key: _create(config, optimizer, key), jax.random.key(0))
+  shardings = shardings_of(boxed, mesh)
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), nn.unbox(boxed), shardings
+  )
+
+
+def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+  """Draw a fresh state, each shard on the device that holds it."""
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+  create = jax.jit(lambda key: nn.unbox(_create(config, optimizer, key)), out_shardings=shardings)
+  return create(jax.random.key(seed))
+
+
+def state_from_params(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int) -> TrainState:
+  """Start a phase from given parameters with a fresh optimizer."""
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+  create = lambda params, key: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key)
+  return jax.jit(create, out_shardings=shardings)(params, jax.random.key(seed))
+
+
+def _create(config: ModelConfig, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
+  init_key, step_key = jax.random.split(key)
+  params = init_params(config, init_key)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
+
+
+class LossSums(NamedTuple):
+  """A loss before its division: sums over the tokens of a batch, so that micro-batches add up to the whole batch."""
+
+  loss: Array
+  weight: Array  # what everything is divided by, once
+  metrics: dict[str, Array]
+
+
+def make_update(
+  loss: Callable[..., LossSums], optimizer: optax.GradientTransformation, accumulate: int = 1
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
+  """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
+
+  `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the batch is split along its first axis and the
+  sums of the micro-batches are added before the one division.
+  """
+
+  def sums_and_grads(params: Params, batch: Any, *constants: Any) -> tuple[LossSums, Params]:
+    def scalar(params: Params) -> tuple[Array, LossSums]:
+      sums = loss(params, batch, *constants)
+      return sums.loss, sums
+
+    (_, sums), grads = jax.value_and_grad(scalar, has_aux=True)(params)
+    return sums, grads
+
+  def update(state: TrainState, batch: Any, *constants: Any) -> tuple[TrainState, dict[str, Array]]:
+    if accumulate == 1:
+      sums, grads = sums_and_grads(state.params, batch, *constants)
+    else:
+      micro = jax.tree.map(lambda x: x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:]), batch)
+      one = lambda xs: sums_and_grads(state.params, xs, *constants)
+      zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, jax.tree.map(lambda x: x[0], micro)))
+      (sums, grads), _ = jax.lax.scan(lambda total, xs: (jax.tree.map(jnp.add, total, one(xs)), None), zeros, micro)
+    weight = jnp.maximum(sums.weight, 1)
+    grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {"loss": sums.loss, **sums.metrics}
+    metrics = {name: value / weight for name, value in metrics.items()} | {"grad_norm": optax.global_norm(grads)}
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+  return jax.jit(update, donate_argnums=0)

@@ -1,0 +1,133 @@
+"""What a run tells while it trains: `metrics.jsonl`, TensorBoard scalars and a line on the terminal."""
+
+import collections
+import contextlib
+import datetime
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+import jax
+from etils import epath
+
+from selfrag_jax.train.workdir import write_bytes_atomic
+
+_WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
+
+
+class Telemetry:
+  """Write each step's metrics to `<workdir>/metrics.jsonl`, TensorBoard and the terminal; process 0 only.
+
+  On resume, the rows that this phase wrote beyond `start_step`, and a torn last line, are dropped first: the
+  file equals that of an uninterrupted run, apart from `seconds` and `tokens_per_second`.
+
+  Args:
+    workdir: the run's folder; event files go to `tensorboard/<phase>`.
+    total_steps: the phase's last step, for the ETA.
+    start_step: the step that the run resumes after; 0 starts the phase afresh, without any of its old rows.
+    phase: the phase's name, part of every row.
+    stream: where the terminal lines go; standard error by default.
+    log_every: steps between terminal lines; files get every row. The last step always gets a line.
+  """
+
+  def __init__(
+    self,
+    workdir: epath.PathLike,
+    *,
+    total_steps: int,
+    start_step: int = 0,
+    phase: str = "",
+    stream: TextIO | None = None,
+    log_every: int = 1,
+  ):
+    self._total_steps, self._phase, self._log_every = total_steps, phase, log_every
+    self._stream = stream or sys.stderr
+    self._started = time.monotonic()
+    self._tokens = 0.0
+    # (time, step, tokens) after each call; the first one closes the step that compiled, so no rate contains it
+    self._window: collections.deque[tuple[float, int, float]] = collections.deque(maxlen=_WINDOW)
+    self._writes = jax.process_index() == 0
+    if not self._writes:
+      return
+    from tensorboardX import SummaryWriter  # imports slowly; only runs that write need it
+
+    folder = epath.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _drop_rows_after(folder / "metrics.jsonl", phase, start_step)
+    self._file = (folder / "metrics.jsonl").open("a")
+    # TensorBoard forgets what the killed run logged from purge_step on; without the suffix, a restart within one second
+    # would overwrite that run's event file
+    self._tensorboard = SummaryWriter(
+      str(folder / "tensorboard" / phase), purge_step=start_step and start_step + 1, filename_suffix=f".{start_step}"
+    )
+
+  def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Write one row. `metrics["tokens"]`, if given, counts the tokens since the previous call and yields tokens/s.
+
+    NaN and infinity become null in the file, as JSON has no word for them; the terminal line keeps the word.
+    """
+    if not self._writes:
+      return
+    values = {name: float(value) for name, value in metrics.items()}
+    now = time.monotonic()
+    self._tokens += values.get("tokens", 0.0)
+    self._window.append((now, step, self._tokens))
+    seconds_per_step, tokens_per_second = self._rates()
+    row = {"phase": self._phase, "step": step} | values | {"seconds": now - self._started}
+    if "tokens" in values:
+      row["tokens_per_second"] = tokens_per_second
+    self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
+    self._file.flush()
+    for name, value in values.items():
+      self._tensorboard.add_scalar(name, value, step)
+    if step % self._log_every == 0 or step == self._total_steps:
+      shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
+      if "tokens" in values and math.isfinite(tokens_per_second):
+        shown.append(f"{tokens_per_second:,.0f} tokens/s")
+      eta = seconds_per_step * (self._total_steps - step)
+      shown += [f"elapsed {_clock(now - self._started)}", f"ETA {_clock(eta)}"]
+      print(f"{self._phase} {step}/{self._total_steps}".strip(), *shown, sep="  ", file=self._stream, flush=True)
+
+  def _rates(self) -> tuple[float, float]:
+    """Return seconds per step and tokens per second over the window; NaN until two calls have passed."""
+    (first_time, first_step, first_tokens), (time_, step, tokens) = self._window[0], self._window[-1]
+    if step == first_step or time_ == first_time:
+      return math.nan, math.nan
+    seconds = time_ - first_time
+    return seconds / (step - first_step), (tokens - first_tokens) / seconds
+
+  def close(self) -> None:
+    """Flush and close the files."""
+    if self._writes:
+      self._file.close()
+      self._tensorboard.close()
+
+  def __enter__(self) -> "Telemetry":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+
+def _drop_rows_after(path: epath.Path, phase: str, step: int) -> None:
+  """Rewrite `path` without this phase's rows beyond `step` and without a line that a killed process left torn."""
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    with contextlib.suppress(json.JSONDecodeError):
+      row = json.loads(line)
+      if row["phase"] != phase or (step > 0 and row["step"] <= step):
+        kept.append(line + "\n")
+  write_bytes_atomic(path, "".join(kept).encode())
+
+
+def _finite_or_none(value):
+  return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _clock(seconds: float) -> str:
+  return "?" if math.isnan(seconds) else str(datetime.timedelta(seconds=round(seconds)))

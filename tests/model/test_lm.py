@@ -1,0 +1,162 @@
+"""Behaviour of the language model: decode = forward, packed = separate, causality by gradient, pads that change no bit."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.model.cache import init_cache
+from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.model.lm import LM, init_params, segment_positions, stack, unstack
+
+PATTERNS = ("TTMM", "MMTT", "MMMM", "TTTT", "TMTM")
+
+
+def small(pattern="TM", **overrides) -> ModelConfig:
+  fields = dict(vocab_size=61, d_model=32, n_layers=len(pattern), n_heads=4, n_kv_heads=2, block_pattern=pattern)
+  fields |= dict(ssm_state=8, ssm_head_dim=16, ssm_groups=2, ssm_chunk=8, init_scale=0.2)
+  return ModelConfig(**(fields | overrides))
+
+
+def params_of(config, seed=0):
+  return nn.unbox(jax.jit(lambda key: init_params(config, key))(jax.random.key(seed)))
+
+
+def tokens_of(config, shape, seed=1):
+  return jax.random.randint(jax.random.key(seed), shape, 0, config.vocab_size)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
+  config = small(pattern)
+  params = params_of(config)
+  flat = unstack(config, params)
+  tokens = tokens_of(config, (3, 24))
+  expected = LM(config).apply(params, tokens)
+  extend = jax.jit(lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend"))
+
+  cache = init_cache(config, batch=3, capacity=24)
+  done = np.zeros(3, int)
+  # prefill ragged prompts, decode two tokens (row 1 waits), append ragged documents, decode again
+  for lengths, width in [((5, 7, 3), 9), ((1, 0, 1), 1), ((1, 0, 1), 1), ((9, 0, 4), 9), ((1, 1, 1), 1), ((2, 9, 9), 9)]:
+    block = np.full((3, width), 60)
+    for row, n in enumerate(lengths):
+      block[row, :n] = tokens[row, done[row] : done[row] + n]
+    hidden, cache = extend(jnp.asarray(block), jnp.asarray(lengths), cache)
+    for row, n in enumerate(lengths):
+      np.testing.assert_allclose(hidden[row, :n], expected[row, done[row] : done[row] + n], atol=1e-4)
+    done += lengths
+    np.testing.assert_array_equal(cache.lengths, done)
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_a_row_of_length_zero_keeps_every_bit(width):
+  config = small("TM")
+  flat = unstack(config, params_of(config))
+  extend = lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend")
+  _, before = extend(tokens_of(config, (2, 5)), jnp.array([5, 3]), init_cache(config, 2, 16))
+  before = jax.tree.map(lambda x: jnp.where(x == 0, -0.0, x) if x.dtype == jnp.float32 else x, before)
+  _, after = extend(tokens_of(config, (2, width), seed=2), jnp.array([0, 1]), before)
+  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+    assert np.asarray(old[0]).tobytes() == np.asarray(new[0]).tobytes()
+    assert np.asarray(old[1]).tobytes() != np.asarray(new[1]).tobytes()
+
+
+@pytest.mark.parametrize("pattern", ["T", "M", "TMM"])
+def test_packed_documents_equal_separate_ones(pattern):
+  config = small(pattern, window=12)
+  params = params_of(config)
+  apply = jax.jit(lambda *args: LM(config).apply(params, *args))
+  lengths = (5, 11, 1, 7)
+  documents = [tokens_of(config, (1, n), seed=n) for n in lengths]
+  packed = jnp.concatenate([*documents, jnp.zeros((1, 2), jnp.int32)], axis=1)
+  segments = jnp.asarray([[i + 1 for i, n in enumerate(lengths) for _ in range(n)] + [0, 0]])
+  hidden = apply(packed, segments)
+  start = 0
+  for document, n in zip(documents, lengths, strict=True):
+    alone = LM(config).apply(params, document)
+    np.testing.assert_allclose(hidden[:, start : start + n], alone, atol=5e-6)
+    start += n
+
+
+@pytest.mark.parametrize("pattern", ["T", "M"])
+def test_gradients_neither_reach_the_future_nor_another_document(pattern):
+  config = small(pattern)
+  params = params_of(config)
+  tokens = tokens_of(config, (1, 12))
+  segments = jnp.asarray([[1] * 5 + [2] * 7])
+
+  def probe(noise_TxD):
+    perturbed = jax.tree.map(lambda x: x, params)
+    embed = perturbed["params"]["embed"]
+    # give every position an embedding row of its own, so that the gradient is by position
+    perturbed["params"]["embed"] = embed.at[100:112].set(embed[tokens[0]] + noise_TxD)
+    hidden = LM(config).apply(perturbed, jnp.arange(100, 112)[None], segments)
+    return jnp.sum(jnp.sin(hidden[0, 8]))
+
+  gradient = np.abs(jax.grad(probe)(jnp.zeros((12, config.d_model)))).sum(axis=1)
+  assert (gradient[:5] == 0).all(), "another document"
+  assert (gradient[9:] == 0).all(), "the future"
+  assert (gradient[5:9] > 0).all()
+
+
+def test_the_window_limits_what_is_seen():
+  config = small("T", window=4)
+  params = params_of(config)
+  tokens = tokens_of(config, (1, 12))
+  changed = tokens.at[0, 5].set((tokens[0, 5] + 1) % 61)
+  same = np.isclose(LM(config).apply(params, tokens), LM(config).apply(params, changed)).all(axis=-1)[0]
+  assert same.tolist() == [True] * 5 + [False] * 4 + [True] * 3
+
+
+def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():
+  config = small("TMTMM")
+  params = params_of(config)
+  flat = unstack(config, params)
+  again = stack(config, flat)
+  assert jax.tree.structure(again) == jax.tree.structure(jax.tree.map(lambda x: x, dict(params)))
+  jax.tree.map(np.testing.assert_array_equal, again, dict(params))
+  tokens = tokens_of(config, (2, 8))
+  np.testing.assert_allclose(LM(config).apply(params, tokens), LM(config, unrolled=True).apply(flat, tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"mlp": "relu2"}, {"qk_norm": True, "tie_embeddings": False}, {"mamba_mlp": True}])
+def test_parameter_count_is_that_of_the_tree(overrides):
+  config = small("TMM", **overrides)
+  shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
+  assert count_params(config)["total"] == sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("option", [{"attention_softcap": 1.0}, {"logit_softcap": 1.0}, {"qk_norm": True}, {"mlp": "geglu"}])
+def test_options_change_the_logits(option):
+  base, changed = small("TM"), small("TM", **option)
+  tokens = tokens_of(base, (1, 6))
+  logits = [
+    (lm := LM(config)).apply(p := params_of(config), lm.apply(p, tokens), method="logits") for config in (base, changed)
+  ]
+  assert not np.allclose(logits[0][..., :61], logits[1][..., :61])
+
+
+def test_padding_ids_are_never_likely():
+  config = small("T")
+  params = params_of(config)
+  logits = LM(config).apply(params, LM(config).apply(params, tokens_of(config, (1, 3))), method="logits")
+  assert logits.shape[-1] == 128
+  assert (jax.nn.softmax(logits)[..., 61:] == 0).all()
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_remat_changes_memory_and_not_gradients(remat):
+  losses = {}
+  for policy in ("none", remat):
+    config = small("TTTT", remat=policy)
+    params = params_of(config)
+    loss = jax.jit(jax.grad(lambda p, config=config: jnp.sum(jnp.sin(LM(config).apply(p, tokens_of(config, (2, 64)))))))
+    losses[policy] = (loss(params), loss.lower(params).compile().memory_analysis().temp_size_in_bytes)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), losses["none"][0], losses[remat][0])
+  assert losses[remat][1] < losses["none"][1]
+
+
+def test_segment_positions_restart():
+  np.testing.assert_array_equal(segment_positions(jnp.array([[1, 1, 2, 3, 3, 3, 0]])), [[0, 1, 0, 0, 1, 2, 0]])

@@ -1,0 +1,130 @@
+"""Telemetry leaves valid rows, a file that does not show that the run was killed, and rates without compilation."""
+
+import io
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from selfrag_jax.train import telemetry as telemetry_lib
+from selfrag_jax.train.telemetry import Telemetry
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock that tests set by hand."""
+  now = [100.0]
+  monkeypatch.setattr(telemetry_lib.time, "monotonic", lambda: now[0])
+  return now
+
+
+def rows(workdir, drop=TIMES):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [{name: value for name, value in json.loads(line).items() if name not in drop} for line in lines]
+
+
+def run(workdir, first, last, *, start_step=0, phase="pretrain"):
+  with Telemetry(workdir, total_steps=10, start_step=start_step, phase=phase, stream=io.StringIO()) as telemetry:
+    for step in range(first, last + 1):
+      telemetry.log(step, {"loss": 1 / step, "tokens": 64})
+
+
+def scalars(folder, tag):
+  events = EventAccumulator(str(folder))
+  events.Reload()
+  return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_resumed_file_equals_uninterrupted(tmp_path):
+  run(tmp_path / "whole", 1, 10)
+  run(tmp_path / "killed", 1, 7)
+  with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+    file.write('{"phase": "pretrain", "step": 8, "lo')
+  run(tmp_path / "killed", 5, 10, start_step=4)
+  assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+  assert len(rows(tmp_path / "whole")) == 10
+
+
+def test_torn_line_goes_even_if_nothing_else_does(tmp_path):
+  run(tmp_path, 1, 3)
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"phase": "pretrain", "st')
+  run(tmp_path, 4, 4, start_step=3)
+  assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_other_phases_keep_their_rows(tmp_path):
+  run(tmp_path, 1, 5, phase="pretrain")
+  run(tmp_path, 1, 3, phase="rag")
+  run(tmp_path, 2, 3, phase="rag", start_step=1)
+  assert [(row["phase"], row["step"]) for row in rows(tmp_path)] == [
+    *[("pretrain", step) for step in range(1, 6)],
+    *[("rag", step) for step in range(1, 4)],
+  ]
+
+
+def test_fresh_start_repeats_no_row(tmp_path):
+  for _ in range(2):
+    with Telemetry(tmp_path, total_steps=1, stream=io.StringIO()) as telemetry:
+      telemetry.log(0, {"accuracy": 0.5})
+      telemetry.log(1, {"accuracy": 1.0})
+  assert [row["step"] for row in rows(tmp_path)] == [0, 1]
+
+
+def test_rows_are_on_disk_at_once_and_valid_json(tmp_path):
+  stream = io.StringIO()
+  with Telemetry(tmp_path, total_steps=2, phase="rag", stream=stream) as telemetry:
+    telemetry.log(1, {"loss": float("nan"), "norm": np.float32("inf"), "reward": jax.numpy.float32(0.5)})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  row = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+  assert row | {"seconds": 0} == {"phase": "rag", "step": 1, "loss": None, "norm": None, "reward": 0.5, "seconds": 0}
+  assert stream.getvalue().startswith("rag 1/2  loss nan  norm inf  reward 0.5  elapsed 0:00:00  ETA ?")
+
+
+def test_rates_exclude_the_step_that_compiled(tmp_path, clock):
+  stream = io.StringIO()
+  with Telemetry(tmp_path, total_steps=100, start_step=40, stream=stream) as telemetry:
+    for step, now in [(41, 1100.0), (42, 1102.0), (43, 1106.0)]:
+      clock[0] = now
+      telemetry.log(step, {"loss": 2.0, "tokens": 1200})
+  # two steps took six seconds: 3 s a step, 57 steps to go, 2400 tokens in 6 s
+  assert stream.getvalue().splitlines()[-1] == "43/100  loss 2  400 tokens/s  elapsed 0:16:46  ETA 0:02:51"
+  assert rows(tmp_path, drop=())[-1]["tokens_per_second"] == 400.0
+  assert rows(tmp_path, drop=())[0]["tokens_per_second"] is None
+
+
+def test_rates_follow_a_change_of_pace(tmp_path, clock):
+  stream = io.StringIO()
+  with Telemetry(tmp_path, total_steps=1000, stream=stream) as telemetry:
+    for step in range(1, 501):
+      clock[0] += 10.0 if step < 300 else 1.0
+      telemetry.log(step, {})
+  assert stream.getvalue().splitlines()[-1].endswith("ETA 0:08:20")
+
+
+def test_terminal_has_every_nth_line_and_the_last(tmp_path):
+  stream = io.StringIO()
+  with Telemetry(tmp_path, total_steps=7, stream=stream, log_every=3) as telemetry:
+    for step in range(1, 8):
+      telemetry.log(step, {"loss": 1.0})
+  assert re.findall(r"^(\d)/7", stream.getvalue(), re.M) == ["3", "6", "7"]
+  assert len(rows(tmp_path)) == 7
+
+
+def test_tensorboard_reads_the_resumed_run(tmp_path):
+  run(tmp_path, 1, 7)
+  run(tmp_path, 5, 10, start_step=4)
+  assert scalars(tmp_path / "tensorboard" / "pretrain", "loss") == [
+    (step, pytest.approx(1 / step)) for step in range(1, 11)
+  ]
+
+
+def test_only_process_0_writes(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  run(tmp_path / "run", 1, 2)
+  assert not (tmp_path / "run").exists()
