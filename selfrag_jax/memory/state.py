@@ -86,8 +86,10 @@ def write(
   keep = jnp.ones(B, bool) if mask is None else jnp.asarray(mask, bool)
   order = jnp.cumsum(keep, dtype=jnp.int32)  # 1, 2, ... over the valid rows
   count = jnp.sum(keep, dtype=jnp.int32)
+  # More than C rows would share slots, and a scatter leaves open which of them stays. So the indices are unique; those
+  # from C on are out of bounds and dropped.
   keep &= order > count - C
-  slots = jnp.where(keep, (state.cursor + order - 1) % C, C)  # C is out of bounds: dropped by the scatter
+  slots = jnp.where(keep, (state.cursor + order - 1) % C, C + jnp.arange(B, dtype=jnp.int32))
 
   stored, scales = _store(rows, state.embeddings.dtype)
   dequantized = dequantize(stored, scales)
@@ -101,7 +103,9 @@ def write(
     "lengths": jnp.full(B, 0 if tokens is None else X, jnp.int32) if lengths is None else lengths,
   }
   old_rows = {name: getattr(state, name) for name in new_rows}
-  scattered = jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), old_rows, new_rows)
+  scattered = jax.tree.map(
+    lambda old, new: old.at[slots].set(new, mode="drop", unique_indices=True), old_rows, new_rows
+  )
   return state.replace(**scattered, cursor=(state.cursor + count) % C, written=state.written + count)
 
 

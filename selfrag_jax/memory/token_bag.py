@@ -70,9 +70,7 @@ def embed(bag: TokenBag, token_ids: ArrayLike, mask: ArrayLike) -> Array:
   """
   if jnp.ndim(token_ids) != 2 or jnp.shape(token_ids) != jnp.shape(mask):
     raise ValueError(f"token_ids {jnp.shape(token_ids)} and mask {jnp.shape(mask)} must both be [B, T]")
-  # an id of -1 under the mask would gather NaN; it is never read
-  token_ids = jnp.where(mask, token_ids, 0)
   weights_BxT = jnp.where(mask, bag.weights[token_ids], 0)
   total = jnp.einsum("bt,btd->bd", weights_BxT, bag.projection[token_ids], precision=jax.lax.Precision.HIGHEST)
   norm = jnp.linalg.norm(total, axis=-1, keepdims=True)
-  return jnp.where(norm > 0, total / jnp.where(norm > 0, norm, 1), 0)
+  return jnp.where(norm == 0, 0, total / jnp.where(norm == 0, 1, norm))

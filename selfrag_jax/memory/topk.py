@@ -161,7 +161,7 @@ def _first_pass(state, queries, metric) -> Array:
 
 def _cosine(dots, norms, xp=jnp):
   """Divide by the product of the norms; a zero vector is similar to nothing."""
-  return xp.where(norms > 0, dots / xp.where(norms > 0, norms, 1), 0)
+  return xp.where(norms == 0, 0, dots / xp.where(norms == 0, 1, norms))
 
 
 def _only(scores, allowed, xp=jnp):

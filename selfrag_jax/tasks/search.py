@@ -10,13 +10,28 @@ from selfrag_jax.text.tokenizer import Tokenizer
 
 
 class Questions(NamedTuple):
-  """A batch: prompts int32 [Q, T] (right-padded), lengths [Q], gold slots int32 [Q, G] (-1: none), group ids [Q]."""
+  """A batch: prompts int32 [Q, T] (right-padded), lengths [Q], gold slots int32 [Q, G] (-1: none), group ids [Q].
+
+  `first_slots` int32 [Q] says where the documents of each question's group begin (None: all share one corpus).
+  """
 
   prompts: np.ndarray
   lengths: np.ndarray
   gold: np.ndarray
   group_ids: np.ndarray
   answers: Sequence[tuple[str, ...]]
+  first_slots: np.ndarray | None = None
+
+
+def permuted(questions: Questions, order: np.ndarray) -> Questions:
+  """Give every question the answers and the gold documents of question `order[i]`, within its own documents.
+
+  The causal control of a reward: what it then teaches cannot be how to answer.
+  """
+  first = np.zeros(len(order), np.int32) if questions.first_slots is None else questions.first_slots
+  gold = questions.gold[order]
+  moved = np.where(gold >= 0, gold - first[order][:, None] + first[:, None], -1)
+  return questions._replace(gold=moved, answers=[questions.answers[i] for i in order])
 
 
 class Corpus(NamedTuple):

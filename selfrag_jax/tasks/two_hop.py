@@ -139,10 +139,11 @@ class TwoHopKB:
   def demonstration(self, question: TwoHopQuestion, strategy: str, rng: np.random.Generator, max_hops: int = 2) -> dict:
     """Write a conversation that answers the question after at most `max_hops` searches of one document each.
 
-    "gold" searches for the two right documents and gives the right answer. "random" teaches the format and nothing of
-    the strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches for keys drawn
-    uniformly, an answer drawn uniformly. OVERRUN_RATE of them ask once more than `max_hops` allows and get NOTICE
-    instead of a document: a policy that never saw the notice falls apart when it meets it.
+    "gold" searches for the two right documents and gives the right answer. "random" teaches the format and not the
+    strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches, each for a relation drawn
+    uniformly of an entity drawn uniformly from those in view (in the question or a document found before), and an answer
+    drawn uniformly from those in view. OVERRUN_RATE of them ask once more than `max_hops` allows and get NOTICE instead
+    of a document: a policy that never saw the notice falls apart when it meets it.
 
     Raises ValueError for an unknown strategy, or if max_hops is below 1 ("gold": 2).
     """
@@ -152,10 +153,7 @@ class TwoHopKB:
       raise ValueError(f"a {strategy} demonstration needs max_hops >= {2 if strategy == 'gold' else 1}, got {max_hops}")
     searches, answer = question.gold, question.answers[0]
     if strategy == "random":
-      overrun = rng.random() < OVERRUN_RATE
-      n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
-      searches = rng.integers(len(self.keys), size=n_searches)
-      answer = self.entities[rng.integers(len(self.entities))]
+      searches, answer = self._wander(question, rng, max_hops)
     documents = self.documents(question)
     parts = []
     for hop, document in enumerate(searches):
@@ -164,6 +162,18 @@ class TwoHopKB:
       parts.append({"type": "retrieval", **found})
     parts.append({"type": "answer", "text": answer})
     return {"messages": [{"role": "user", "content": question.text}, {"role": "assistant", "content": parts}]}
+
+  def _wander(self, question: TwoHopQuestion, rng: np.random.Generator, max_hops: int) -> tuple[list[int], str]:
+    """Search for random facts about what is in view; return the documents and an answer."""
+    overrun = rng.random() < OVERRUN_RATE
+    in_view, searches = [question.entity], []
+    for hop in range(max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)):
+      entity, relation = int(rng.choice(in_view)), int(rng.integers(len(self.relations)))
+      searches.append(entity * len(self.relations) + relation)
+      value = int(question.table[entity, relation])
+      if hop < max_hops and value not in in_view:
+        in_view.append(value)
+    return searches, self.entities[rng.choice(in_view)]
 
 
 def _pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

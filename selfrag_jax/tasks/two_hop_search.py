@@ -36,8 +36,9 @@ class TwoHopSearch:
     drawn = [self.kb.question(split, int(index)) for index in indices]
     prompts, lengths = pad_rows([self._prompt(question.text) for question in drawn], self.prompt_tokens)
     groups = np.arange(len(drawn), dtype=np.int32)
-    gold = np.array([question.gold for question in drawn], np.int32) + groups[:, None] * len(self.kb.keys)
-    return Questions(prompts, lengths, gold, groups, [question.answers for question in drawn])
+    first = groups * len(self.kb.keys)
+    gold = np.array([question.gold for question in drawn], np.int32) + first[:, None]
+    return Questions(prompts, lengths, gold, groups, [question.answers for question in drawn], first)
 
   def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
     """Write the tables of the questions as documents, one group each."""

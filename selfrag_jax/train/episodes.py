@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
 from selfrag_jax.generate.rollout import ControlTokens, Policy, Rollout, RolloutConfig, control_tokens, rollout
+from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
 from selfrag_jax.memory.token_bag import TokenBag, document_frequency, embed, init_token_bag
@@ -48,11 +49,13 @@ class Scores(NamedTuple):
 
 
 class Episodes(NamedTuple):
-  """Rollouts on device, their transcripts and their scores."""
+  """Rollouts of a batch of questions, `repeats` neighbouring rows each: on device, on the host, and taken apart."""
 
   rollout: Rollout
+  host: Rollout
   transcripts: list[Transcript]
-  scores: Scores
+  questions: Questions
+  repeats: int
 
 
 class Player:
@@ -102,27 +105,26 @@ class Player:
     inputs = jax.device_put((questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh))
     played = self._play(params, self._bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(played)
-    transcripts = read_transcripts(host, self.control)
-    return Episodes(played, transcripts, self.score(host, transcripts, questions, repeats))
+    return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
 
-  def score(self, host: Rollout, transcripts: list[Transcript], questions: Questions, repeats: int) -> Scores:
-    """Hold transcripts and found slots against the answers and gold documents of `questions`."""
-    row = np.arange(len(transcripts)) // repeats
-    said = [self.task.tokenizer.decode(t.answer, skip_special=True) if t.answer else "" for t in transcripts]
-    golds = [questions.answers[i] for i in row]
+  def score(self, episodes: Episodes) -> Scores:
+    """Hold the answers and the slots that were found against those of the questions."""
+    transcripts, slots, questions = episodes.transcripts, episodes.host.slots, episodes.questions
+    row = np.arange(len(transcripts)) // episodes.repeats
     gold = questions.gold[row]  # [B, G]
     wanted = gold >= 0
-    found = (host.slots.reshape(len(row), -1)[:, :, None] == gold[:, None, :]).any(axis=1) & wanted
+    found = (slots.reshape(len(row), -1)[:, :, None] == gold[:, None, :]).any(axis=1) & wanted
     recall = found.sum(axis=1) / np.maximum(wanted.sum(axis=1), 1)
-    first = (host.slots[:, 0] == gold[:, :1]).any(axis=1) if host.slots.shape[1] else np.zeros(len(row), bool)
-    pairs = list(zip(said, golds, strict=True))
+    first = (slots[:, 0] == gold[:, :1]).any(axis=1) if slots.shape[1] else np.zeros(len(row), bool)
+    said = [self.task.tokenizer.decode(t.answer, skip_special=True) if t.answer else "" for t in transcripts]
+    pairs = [(answer, questions.answers[i]) for answer, i in zip(said, row, strict=True)]
     columns = (
       [exact_match(*pair) for pair in pairs],
       [hotpot_f1(*pair) for pair in pairs],
       first & wanted[:, 0],
       recall,
       recall == 1,
-      host.searches,
+      episodes.host.searches,
       [t.valid for t in transcripts],
     )
     return Scores(*(np.asarray(column, np.float32) for column in columns))
@@ -167,6 +169,27 @@ class Player:
     )
     policy = Policy(self.model, unstack(self.model, params), config, self.control)
     return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], play_key)
+
+
+def evaluate(
+  player: Player,
+  params: Params,
+  split: str,
+  n: int,
+  batch_size: int,
+  rollout_config: RolloutConfig,
+  kind: RetrieverKind = "memory",
+) -> Scores:
+  """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut off again."""
+  size = player.task.size(split)
+  n = n if size is None else min(n, size)
+  greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))
+  parts = []
+  for start in range(0, n, batch_size):
+    indices = np.minimum(np.arange(start, start + batch_size), n - 1)
+    episodes = player.play(params, split, indices, greedy, jax.random.key(start), kind=kind)
+    parts.append(Scores(*(column[: n - start] for column in player.score(episodes))))
+  return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def fetch(tree: Any) -> Any:

@@ -167,20 +167,26 @@ def test_random_demonstrations_have_the_format_and_sometimes_overrun_the_budget(
     assert chisquare(np.bincount(hops)[1:]).pvalue > 1e-3
 
 
-def test_random_demonstrations_tell_nothing_about_strategy_or_answer(kb, questions):
+def test_random_demonstrations_ask_at_random_about_what_is_in_view(kb, questions):
   rng = np.random.default_rng(0)
-  searched, on_gold, about_entity, right = 0, np.zeros(2, int), 0, 0
+  relations, first_gold, right = np.zeros(4, int), 0, 0
   for q in questions:
     demonstration = kb.demonstration(q, "random", rng)
     keys = [kb.keys.index(part["text"]) for part in parts_of(demonstration, "search")]
-    searched += len(keys)
-    on_gold += [keys.count(q.gold[0]), keys.count(q.gold[1])]
-    about_entity += sum(key // 4 == q.entity for key in keys)
-    right += parts_of(demonstration, "answer")[0]["text"] in q.answers
-  for hop in range(2):
-    assert binomtest(int(on_gold[hop]), searched, 1 / 128).pvalue > 1e-3
-  assert binomtest(about_entity, searched, 1 / 32).pvalue > 1e-3
-  assert binomtest(right, len(questions), 1 / 32).pvalue > 1e-3
+    in_view = {q.entity}
+    for hop, (entity, relation) in enumerate(divmod(key, 4) for key in keys):
+      assert entity in in_view
+      relations[relation] += 1
+      if hop < 2:
+        in_view.add(int(q.table[entity, relation]))
+    answer = parts_of(demonstration, "answer")[0]["text"]
+    assert kb.entities.index(answer) in in_view
+    first_gold += keys[0] == q.gold[0]
+    right += answer in q.answers
+  assert chisquare(relations).pvalue > 1e-3
+  assert binomtest(int(first_gold), len(questions), 1 / 4).pvalue > 1e-3
+  # the right path by chance: 1/4 * 1/8, then one of three entities in view, and other documents that hold the answer
+  assert right / len(questions) < 0.05
 
 
 def test_answer_and_documents_of_another_question_are_right_at_chance(kb, questions):

@@ -1,0 +1,43 @@
+"""Train: `python launch/train.py --config=configs/refrag.py [--config.rl.steps=50] [--workdir=runs/mine] [--dry_run]`.
+
+Run the same command again to resume.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+CONFIG = config_flags.DEFINE_config_file("config", lock_config=True, help_string="A file of configs/, and after a colon its variant.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir).")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
+
+EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag"}
+
+
+def main(argv: list[str]) -> None:
+  """Check the flags, then run the experiment that the config names."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
+  from selfrag_jax.mesh import start_distributed
+
+  start_distributed()
+  config = CONFIG.value.to_dict()
+  experiment = importlib.import_module(EXPERIMENTS[config["experiment"]])
+  logging.set_verbosity(logging.INFO)
+  if DRY_RUN.value:
+    experiment.dry_run(config)
+    return
+  from selfrag_jax.train.workdir import open_workdir
+
+  with open_workdir(WORKDIR.value or config["workdir"]) as workdir:
+    experiment.run(config, workdir)
+
+
+if __name__ == "__main__":
+  flags.mark_flag_as_required("config")
+  app.run(main)

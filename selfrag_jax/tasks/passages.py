@@ -1,0 +1,252 @@
+"""Multi-hop questions over one shared corpus of passages as a search task."""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from selfrag_jax.metrics.answers import normalize_answer
+from selfrag_jax.tasks.datasets import QAFolder, Question
+from selfrag_jax.tasks.search import Corpus, Questions, pad_rows
+from selfrag_jax.tasks.two_hop import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
+from selfrag_jax.text.chat import (
+  CHATML,
+  ChatTemplate,
+  document_body,
+  render_conversation,
+  render_for_completion,
+  render_notice,
+)
+from selfrag_jax.text.tokenizer import Tokenizer
+
+INSTRUCTION = (
+  "Answer the question. Search for passages first, as often as you need: each search shows what it found. "
+  "Then give a short answer."
+)
+QUERY_WORDS = 6
+SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keeps what is drawn for different ends apart
+
+_DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
+
+
+class PassageSearch:
+  """Questions that share one corpus, split by a seed into disjoint parts.
+
+  Splits: "train", and "sft", the same questions in another order, for demonstrations; both go on for ever, every epoch
+  in an order of its own. "valid" and "test" end. Passage i stands in slot i and keeps its head: `cut_passages` were
+  longer than `document_tokens`. Questions are never cut: `dropped_questions` had a prompt longer than `prompt_tokens`.
+
+  A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
+  shares of train, valid and test.
+
+  Raises ValueError if a part comes out empty, and if a title leaves no room for one word of its passage or query.
+  """
+
+  notice = NOTICE
+
+  def __init__(
+    self,
+    data: QAFolder,
+    tokenizer: Tokenizer,
+    template: ChatTemplate = CHATML,
+    *,
+    document_tokens: int = 96,
+    prompt_tokens: int = 96,
+    max_query_tokens: int = 24,
+    index: Literal["title_text", "title"] = "title_text",
+    ratios: tuple[float, float, float] = (0.6, 0.1, 0.3),
+    seed: int = 0,
+  ):
+    if index not in ("title_text", "title"):
+      raise ValueError(f"index must be title_text or title, got {index!r}")
+    self.tokenizer, self.template, self.seed = tokenizer, template, seed
+    self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
+    self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
+    shown = [document["content"] for document in self.documents]
+    self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
+    self._corpus = self._make_corpus(index)
+    self._frequency = Counter(word for document in self.documents for word in set(_words(_said(document))))
+    # nobody who writes a query knows which of several Medicis has "(board game)" in its title
+    self._names = [_DISAMBIGUATION.sub("", doc["title"]) or doc["content"] for doc in self.documents]
+    self._name_queries = [self._query_head(name) for name in self._names]
+
+    prompts = {question: self._prompt(question.text) for question in data.questions}
+    self._prompts = {question: ids for question, ids in prompts.items() if len(ids) <= prompt_tokens}
+    self.dropped_questions = len(prompts) - len(self._prompts)
+    self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
+    self._parts = self._split(ratios)
+    self.chance = self._best_constant()
+
+  def size(self, split: str) -> int:
+    """Return the number of different questions. Raises ValueError for an unknown split."""
+    if split not in self._parts:
+      raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    return len(self._parts[split])
+
+  def questions(self, split: str, indices: Sequence[int]) -> Questions:
+    """Return the questions; gold slots are padded by -1 to the most that any question has.
+
+    Raises ValueError for a negative index, and for one past the end of valid or test.
+    """
+    chosen = self._choose(split, indices)
+    prompts, lengths = pad_rows([self._prompts[question] for question in chosen], self.prompt_tokens)
+    gold, _ = pad_rows([question.gold for question in chosen], self._gold_width, pad=-1)
+    return Questions(prompts, lengths, gold, np.zeros(len(chosen), np.int32), [q.answers for q in chosen])
+
+  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+    """Return the documents, always the same object: the questions share one memory."""
+    return self._corpus
+
+  def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
+    """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.
+
+    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer. A query holds
+    only words that the question or an earlier passage says: the passage's name if it is among them, else those that
+    tell the passage best from the others. "random" teaches the format alone: 1..max_hops searches for titles drawn
+    uniformly, the answer of another train question; OVERRUN_RATE of them search once too often and get NOTICE. Each
+    search shows one passage.
+
+    Raises ValueError for an unknown strategy or max_hops < 1.
+    """
+    if strategy not in STRATEGIES or max_hops < 1:
+      raise ValueError(
+        f"strategy must be one of {', '.join(STRATEGIES)} and max_hops >= 1, got {strategy!r} and {max_hops}"
+      )
+    [question] = self._choose(split, [index])
+    if strategy == "gold":
+      passages, answer = question.gold[:max_hops], question.answers[0]
+      queries = self._gold_queries(question, passages)
+    else:
+      rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
+      overrun = rng.random() < OVERRUN_RATE
+      n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
+      passages = rng.integers(len(self.documents), size=n_searches)
+      queries = [self._name_queries[passage] for passage in passages]
+      train = self._parts["train"]
+      pair = [train[i] for i in rng.choice(len(train), 2, replace=False)]
+      answer = next(other for other in pair if other != question).answers[0]
+    parts = []
+    for hop, (query, passage) in enumerate(zip(queries, passages, strict=True)):
+      found = {"documents": [self.documents[passage]]} if hop < max_hops else {"text": NOTICE}
+      parts += [{"type": "search", "text": query}, {"type": "retrieval", **found}]
+    parts.append({"type": "answer", "text": answer})
+    return {"messages": [*_messages(question.text), {"role": "assistant", "content": parts}]}
+
+  def demonstration_tokens(self, max_hops: int) -> int:
+    """Return a length that no rendered demonstration exceeds."""
+    silence = {"messages": [{"role": "assistant", "content": []}]}
+    empty_turn, _ = render_conversation(self.tokenizer, silence, self.template)
+    search, documents = self.max_query_tokens + 2, self.document_tokens + 4
+    overrun = search + len(render_notice(self.tokenizer, self.notice))
+    answer = max(len(self.tokenizer.encode(question.answers[0])) for question in self._prompts) + 2
+    return self.prompt_tokens + max_hops * (search + documents) + overrun + answer + len(empty_turn)
+
+  def _shown(self, title: str, text: str) -> str:
+    """Return as much of the head of `text` as fits into a document."""
+    return _head(
+      text,
+      lambda head: len(document_body(self.tokenizer, {"title": title, "content": head})),
+      self.document_tokens,
+      f"the passage {title!r}: raise document_tokens",
+    )
+
+  def _query_head(self, query: str) -> str:
+    return _head(
+      query,
+      lambda head: len(self.tokenizer.encode(head)),
+      self.max_query_tokens,
+      f"the query {query[:80]!r}: raise max_query_tokens",
+    )
+
+  def _make_corpus(self, index: str) -> Corpus:
+    texts = [doc["title"] if index == "title" else f"{doc['title']}\n{doc['content']}" for doc in self.documents]
+    keys = [self.tokenizer.encode(text) for text in texts]
+    bodies = [document_body(self.tokenizer, document) for document in self.documents]
+    return Corpus(
+      *pad_rows(keys, max(map(len, keys))),
+      *pad_rows(bodies, self.document_tokens),
+      np.zeros(len(keys), np.int32),
+    )
+
+  def _prompt(self, text: str) -> list[int]:
+    return render_for_completion(self.tokenizer, {"messages": _messages(text)}, self.template)
+
+  def _split(self, ratios: tuple[float, float, float]) -> dict[str, list[Question]]:
+    kept = list(self._prompts)
+    first, second = (round(share * len(kept)) for share in np.cumsum(ratios)[:2])
+    shuffled = [kept[i] for i in self._rng(SPLIT_STREAM).permutation(len(kept))]
+    train, valid, test = shuffled[:first], shuffled[first:second], shuffled[second:]
+    # the answer of a random demonstration comes from another question
+    if min(ratios) < 0 or not np.isclose(sum(ratios), 1) or len(train) < 2 or not valid or not test:
+      raise ValueError(
+        f"{len(kept)} questions cannot be split by {ratios}, which must add up to 1 and leave 2 for train, 1 for valid "
+        f"and 1 for test; {self.dropped_questions} more had prompts longer than prompt_tokens = {self.prompt_tokens}"
+      )
+    return {"train": train, "sft": train, "valid": valid, "test": test}
+
+  def _best_constant(self) -> float:
+    """Return the exact match on the held-out questions of the train answer that is right there most often."""
+    held_out = [*self._parts["valid"], *self._parts["test"]]
+    right = Counter(answer for question in held_out for answer in set(map(normalize_answer, question.answers)))
+    known = {normalize_answer(answer) for question in self._parts["train"] for answer in question.answers}
+    return max(right[answer] for answer in known) / len(held_out)
+
+  def _choose(self, split: str, indices: Sequence[int]) -> list[Question]:
+    size, part = self.size(split), self._parts[split]
+    ends = split in ("valid", "test")
+    if wrong := [int(i) for i in indices if i < 0 or (ends and i >= size)]:
+      raise ValueError(f"index {wrong[0]} of {split} is outside [0, {size if ends else 'infinity'})")
+    if ends:
+      return [part[i] for i in indices]
+    epochs, offsets = np.divmod(np.asarray(indices, np.int64), size)
+    stream = SPLITS.index(split)
+    orders = {epoch: self._rng(EPOCH_STREAM, stream, epoch).permutation(size) for epoch in set(epochs.tolist())}
+    return [part[orders[epoch][offset]] for epoch, offset in zip(epochs.tolist(), offsets, strict=True)]
+
+  def _gold_queries(self, question: Question, passages: Sequence[int]) -> list[str]:
+    read, queries = [question.text], []
+    for passage in passages:
+      name = re.compile(rf"(?<!\w){re.escape(self._names[passage])}(?!\w)", re.IGNORECASE)
+      named = any(name.search(text) for text in read)
+      queries.append(self._name_queries[passage] if named else self._telling_words("\n".join(read), passage))
+      read.append(_said(self.documents[passage]))
+    return queries
+
+  def _telling_words(self, read: str, passage: int) -> str:
+    """Return the rarest words that the text shares with a passage, in the text's order and spelling."""
+    words: dict[str, str] = {}
+    for word in re.findall(r"\w+", read):
+      words.setdefault(word.lower(), word)
+    shared = words.keys() & set(_words(_said(self.documents[passage]))) or words.keys()
+    in_order = [word for word in words if word in shared]
+    rarest = set(sorted(in_order, key=self._frequency.__getitem__)[:QUERY_WORDS])
+    return self._query_head(" ".join(words[word] for word in in_order if word in rarest))
+
+  def _rng(self, stream: int, *counters: int) -> np.random.Generator:
+    return np.random.default_rng([self.seed, stream, *counters])
+
+
+def _messages(question: str) -> list[dict[str, Any]]:
+  return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
+
+
+def _said(document: dict[str, str]) -> str:
+  return f"{document['title']}\n{document['content']}"
+
+
+def _words(text: str) -> list[str]:
+  return re.findall(r"\w+", text.lower())
+
+
+def _head(text: str, length: Callable[[str], int], limit: int, what: str) -> str:
+  """Return the longest run of whole words from the start of `text` of at most `limit` tokens."""
+  if length(text) <= limit:
+    return text
+  ends = [word.end() for word in re.finditer(r"\S+", text)]
+  n_words = bisect_right(ends, limit, key=lambda end: length(text[:end]))
+  if not n_words:
+    raise ValueError(f"{limit} tokens do not hold one word of {what}")
+  return text[: ends[n_words - 1]]

@@ -1,0 +1,122 @@
+"""The training loop, the only one: restore, step, read the metrics of the step before, do the periodic work."""
+
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+from etils import epath
+from jax.experimental import multihost_utils
+
+from selfrag_jax.train.checkpoint import Checkpointer
+from selfrag_jax.train.settings import LoopConfig
+from selfrag_jax.train.state import TrainState
+from selfrag_jax.train.telemetry import Telemetry
+
+
+class Preempted(SystemExit):
+  """SIGTERM arrived; the state is saved, and the process ends with the configured exit code."""
+
+
+class NonFiniteLossError(FloatingPointError):
+  """The loss is NaN or infinite; the last good checkpoint stays."""
+
+
+class Phase(Protocol):
+  """One phase of training: its data, one pure step, and its evaluation."""
+
+  name: str
+  total_steps: int
+  best_metric: str | None  # of `evaluate`; that checkpoint is kept beside the latest
+
+  def abstract_state(self) -> TrainState: ...
+
+  def initial_state(self) -> TrainState: ...
+
+  def batches(self, start: int) -> Iterator[Any]:
+    """Yield the batches of steps `start`, `start + 1`, …: each is a function of the seed and its step alone."""
+    ...
+
+  def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
+    """Take one step; the state may be donated. Metrics may be arrays that are still being computed."""
+    ...
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]: ...
+
+
+class StopSignal:
+  """Notes SIGTERM while it is entered, so that the loop can save before it ends."""
+
+  def __init__(self):
+    self.requested = False
+
+  def __enter__(self) -> "StopSignal":
+    if threading.current_thread() is threading.main_thread():
+      self._before = signal.signal(signal.SIGTERM, lambda *_: setattr(self, "requested", True))
+    return self
+
+  def __exit__(self, *_) -> None:
+    if threading.current_thread() is threading.main_thread():
+      signal.signal(signal.SIGTERM, self._before)
+
+  def at(self, step: int) -> bool:
+    """Tell whether to stop after this step; all hosts get the same answer."""
+    if jax.process_count() > 1:
+      return multihost_utils.reached_preemption_sync_point(step)
+    return self.requested
+
+
+def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
+  """Return the folder of a phase's checkpoints."""
+  return epath.Path(workdir) / "checkpoints" / phase
+
+
+def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: Mapping[str, Any]) -> TrainState:
+  """Train a phase to its last step, from its newest intact checkpoint if there is one; returns the final state.
+
+  Raises Preempted after SIGTERM, with the state saved, and NonFiniteLossError with the number of the step.
+  """
+  due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
+  saver = Checkpointer(checkpoints(workdir, phase.name), keep_latest=config.keep_checkpoints, best_metric=phase.best_metric)
+  with saver, StopSignal() as stop:
+    restored = saver.restore(phase.abstract_state())
+    state: TrainState = restored.state if restored else phase.initial_state()
+    start = int(state.step)
+    if start >= phase.total_steps:
+      return state
+    telemetry = Telemetry(
+      workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
+    )
+    with telemetry:
+      pending: tuple[int, Mapping[str, Any]] | None = None
+      for step, batch in enumerate(phase.batches(start), start + 1):
+        state, metrics = phase.step(state, batch)
+        _log(telemetry, pending)
+        pending = (step, metrics)
+        stopping = stop.at(step)
+        evaluating = due(step, config.eval_every)
+        if stopping or evaluating or due(step, config.checkpoint_every):
+          _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
+          pending = None
+          scores = phase.evaluate(state) if evaluating and not stopping else {}
+          if scores:
+            telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
+          saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
+        if stopping:
+          saver.wait()
+          raise Preempted(config.preempted_exit_code)
+        if step == phase.total_steps:
+          return state
+  raise RuntimeError(f"phase {phase.name} ran out of data before step {phase.total_steps}")
+
+
+def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:
+  if pending is None:
+    return
+  step, metrics = pending
+  values = {name: float(value) for name, value in metrics.items()}
+  telemetry.log(step, values)
+  if not math.isfinite(values.get("loss", 0.0)):
+    raise NonFiniteLossError(f"loss is {values['loss']} at step {step}; the last good checkpoint is kept: lower the learning rate")

@@ -1,0 +1,120 @@
+"""REFRAG: reinforcement learning of *how to search*, on rollouts whose retrieval runs inside the compiled decode loop.
+
+A step rolls every question out several times, rewards the answers, and moves the probability of the sampled tokens by
+the advantage of their rollout over its siblings. Prompt, retrieved and forced tokens carry no loss.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.mesh import batch_sharding, check_batch
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.tasks.rewards import search_reward
+from selfrag_jax.tasks.search import permuted
+from selfrag_jax.train.data import batches
+from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
+from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
+from selfrag_jax.train.optimizer import make_optimizer
+from selfrag_jax.train.settings import EvalConfig, RLConfig
+from selfrag_jax.train.state import LossSums, TrainState, abstract_state, make_update, state_from_params
+from selfrag_jax.typing import Params
+
+
+class Refrag:
+  """The phase. It starts from `params`, a policy that knows the format."""
+
+  best_metric = "exact_match"
+
+  def __init__(
+    self,
+    name: str,
+    player: Player,
+    model: ModelConfig,
+    config: RLConfig,
+    rollout: RolloutConfig,
+    evaluation: EvalConfig,
+    *,
+    mesh: Mesh,
+    seed: int,
+    params: Params,
+  ):
+    rows = config.questions_per_step * config.rollouts_per_question
+    check_batch(mesh, config.questions_per_step, "rl.questions_per_step")
+    check_batch(mesh, rows // config.accumulate, "rollouts of a step / rl.accumulate")
+    self.name, self.total_steps = name, config.steps
+    self._player, self._model, self._config, self._rollout, self._evaluation = player, model, config, rollout, evaluation
+    self._mesh, self._seed, self._params = mesh, seed, params
+    self._optimizer = make_optimizer(config.optimizer, config.steps)
+    self._update = make_update(self._loss, self._optimizer, config.accumulate)
+    self._reference = (jax.tree.map(jnp.copy, params),) if config.kl_weight else ()
+
+  def abstract_state(self) -> TrainState:
+    return abstract_state(self._model, self._optimizer, self._mesh)
+
+  def initial_state(self) -> TrainState:
+    return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
+
+  def batches(self, start: int) -> Iterator[np.ndarray]:
+    n = self._config.questions_per_step
+    return batches(lambda step: np.arange(step * n, (step + 1) * n), start, self.total_steps)
+
+  def step(self, state: TrainState, batch: np.ndarray) -> tuple[TrainState, Mapping[str, Any]]:
+    config = self._config
+    episodes = self._player.play(
+      state.params,
+      "train",
+      batch,
+      self._rollout,
+      jax.random.fold_in(state.key, state.step),
+      repeats=config.rollouts_per_question,
+      kind=config.retriever,
+    )
+    scores = self._player.score(episodes)
+    rewards = self._rewards(episodes, scores, int(batch[0]))
+    by_question = rewards.reshape(-1, config.rollouts_per_question)
+    advantage, weight = (np.asarray(x) for x in advantages(by_question, config.advantage))
+    played = episodes.rollout
+    columns = jax.device_put(
+      {"advantages": advantage.reshape(-1), "kept": np.repeat(weight[:, 0] > 0, config.rollouts_per_question)},
+      batch_sharding(self._mesh),
+    )
+    rows = {"tokens": played.tokens, "sampled": played.sampled, "log_probs": played.log_probs, "lengths": played.lengths}
+    state, metrics = self._update(state, rows | columns, *self._reference)
+    means = {"reward": float(rewards.mean()), "groups_kept": float(weight.mean()), **scores.means()}
+    return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+    config = self._evaluation
+    return evaluate(self._player, state.params, "valid", config.periodic, config.batch_size, self._rollout).means()
+
+  def _rewards(self, episodes: Episodes, scores: Scores, first: int) -> np.ndarray:
+    config = self._config
+    if config.control == "random_reward":
+      rng = np.random.default_rng([self._seed, first])
+      return rng.integers(2, size=len(episodes.transcripts)).astype(np.float32)
+    if config.control == "permuted":
+      order = np.roll(np.arange(len(episodes.questions.answers)), 1)
+      scores = self._player.score(episodes._replace(questions=permuted(episodes.questions, order)))
+    return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall)
+
+  def _loss(self, params: Params, batch: dict[str, jax.Array], *reference: Params) -> LossSums:
+    tokens = batch["tokens"]
+    segment_ids = (jnp.arange(tokens.shape[1])[None, :] < batch["lengths"][:, None]).astype(jnp.int32)
+    temperature = self._rollout.sampling.temperature
+    log_probs = lambda p: sequence_log_probs(self._model, p, tokens, segment_ids, temperature=temperature)
+    return policy_loss(
+      log_probs(params),
+      batch["log_probs"],
+      batch["advantages"],
+      batch["sampled"] & batch["kept"][:, None],
+      clip_low=self._config.clip_low,
+      clip_high=self._config.clip_high,
+      kl_weight=self._config.kl_weight,
+      reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
+    )

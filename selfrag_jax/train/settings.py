@@ -1,0 +1,88 @@
+"""From a config to checked settings: every section is a frozen dataclass, and an unknown key is an error with a suggestion."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from selfrag_jax.tasks.rewards import RewardConfig
+from selfrag_jax.train.losses import Advantage
+from selfrag_jax.train.optimizer import OptimizerConfig
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+  """What the loop does beside stepping. Periods are in steps; 0 means only at the end."""
+
+  checkpoint_every: int = 50
+  keep_checkpoints: int = 2
+  eval_every: int = 0
+  log_every: int = 1
+  preempted_exit_code: int = 143  # of a run that SIGTERM stopped after it had saved
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+  """Supervised fine-tuning on rendered demonstrations."""
+
+  steps: int = 200
+  batch_size: int = 64
+  max_tokens: int = 128  # a longer demonstration is dropped and counted
+  demonstrations: Literal["random", "gold"] = "gold"
+  accumulate: int = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+  """Reinforcement of whole rollouts by their reward."""
+
+  steps: int = 100
+  questions_per_step: int = 32
+  rollouts_per_question: int = 8  # advantages need a spread within the group
+  advantage: Advantage = "mean"
+  clip_low: float = 0.2
+  clip_high: float = 0.28
+  kl_weight: float = 0.0  # towards the policy that reinforcement started from
+  accumulate: int = 1
+  retriever: Literal["memory", "empty", "random"] = "memory"
+  reward: RewardConfig = RewardConfig()
+  # causal controls: what the reward is computed from
+  control: Literal["none", "random_reward", "permuted"] = "none"
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
+
+  periodic: int = 256
+  final: int = 1024
+  batch_size: int = 128
+
+
+def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
+  """Build a dataclass from a config section, sections within it included.
+
+  Raises ValueError for a key that the dataclass does not have, with the closest one it has.
+  """
+  fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+  hints = typing.get_type_hints(cls)
+  values = {}
+  for key, value in section.items():
+    if key not in fields:
+      close = difflib.get_close_matches(key, fields, n=1)
+      hint = f"did you mean {name}.{close[0]}?" if close else f"it has {', '.join(fields)}"
+      raise ValueError(f"config.{name} has no {key!r}; {hint}")
+    values[key] = settings(hints[key], value, f"{name}.{key}") if dataclasses.is_dataclass(hints[key]) else value
+  for key, field in fields.items():
+    missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    if missing and key not in values:
+      raise ValueError(f"config.{name}.{key} is missing")
+    allowed = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
+    if allowed and key in values and values[key] not in allowed:
+      raise ValueError(f"config.{name}.{key} is {values[key]!r}; one of {', '.join(map(str, allowed))}")
+  return cls(**values)

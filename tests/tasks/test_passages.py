@@ -1,0 +1,311 @@
+"""Questions over one corpus: no cut is silent, no held-out question is trained on, no query says what nobody read."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from selfrag_jax.metrics.answers import exact_match
+from selfrag_jax.tasks.datasets import Passage, QAFolder, Question, read_qa_folder
+from selfrag_jax.tasks.passages import INSTRUCTION, PassageSearch
+from selfrag_jax.tasks.two_hop import NOTICE, SPLITS
+from selfrag_jax.text.chat import COMPACT, document_body, render_conversation
+from selfrag_jax.text.tokenizer import ByteTokenizer
+
+PASSAGES = [
+  Passage("p0", "Medici (board game)", "Medici is a game by Reiner Knizia."),
+  Passage("p1", "Reiner Knizia", "A designer who was born in Illertissen."),
+  Passage(
+    "p2", "Illertissen", "A town by the river Iller, with a very long history that nobody will ever read to its end."
+  ),
+  Passage("p3", "Go", "The old game of the stones."),
+  Passage("p4", "River", "Water that flows."),
+]
+QUESTION = Question("q", "Where was the designer of MEDICI born?", ("Illertissen", "Illertissen, Germany"), (0, 1, 2))
+TOKENIZER = ByteTokenizer()
+SIZES = {"document_tokens": 80, "prompt_tokens": 240, "max_query_tokens": 40}
+
+
+def folder(questions, passages=PASSAGES):
+  return QAFolder(list(passages), list(questions), 0)
+
+
+def numbered(n):
+  return [Question(f"q{i}", f"Question {i}?", ("no" if i % 3 else f"answer {i}",), (i % 5,)) for i in range(n)]
+
+
+def make(questions, **options):
+  return PassageSearch(folder(questions), TOKENIZER, COMPACT, **(SIZES | options))
+
+
+def text_of(row, length):
+  return TOKENIZER.decode(row[:length])
+
+
+def ids(task, split, indices):
+  return [text_of(*pair) for pair in zip(*task.questions(split, indices)[:2], strict=True)]
+
+
+def exchange(demonstration):
+  """Return the searches, what they found and the answer of a demonstration."""
+  *searched, answer = demonstration["messages"][-1]["content"]
+  assert [part["type"] for part in searched] == ["search", "retrieval"] * (len(searched) // 2)
+  assert answer["type"] == "answer"
+  found = [part["documents"][0]["title"] if "documents" in part else part["text"] for part in searched[1::2]]
+  return [part["text"] for part in searched[::2]], found, answer["text"]
+
+
+def gold_exchange(question, max_hops=4, **options):
+  """Demonstrate `question`, the first that is drawn for training among copies of it."""
+  task = make([question._replace(id=f"q{i}") for i in range(10)], **options)
+  return exchange(task.demonstration("sft", 0, "gold", max_hops))
+
+
+@pytest.fixture(scope="module")
+def task():
+  return make(numbered(40), seed=3)
+
+
+def test_prompts_hold_the_instruction_and_the_question(task):
+  questions = task.questions("test", range(4))
+  assert questions.prompts.shape == (4, 240)
+  assert questions.prompts.dtype == questions.lengths.dtype == questions.gold.dtype == questions.group_ids.dtype
+  assert not questions.group_ids.any()
+  for prompt, length, answers, gold in zip(
+    questions.prompts, questions.lengths, questions.answers, questions.gold, strict=True
+  ):
+    text = text_of(prompt, length)
+    number = int(re.search(r"Question (\d+)\?", text)[1])
+    assert text == f"<|bos|><|system|>{INSTRUCTION}<|user|>Question {number}?<|assistant|>"
+    assert not prompt[length:].any()
+    assert answers == (("no" if number % 3 else f"answer {number}"),)
+    assert gold.tolist() == [number % 5]
+
+
+def test_gold_slots_are_padded_to_the_most_passages_of_any_question():
+  task = make([*numbered(20), QUESTION])
+  gold = [task.questions(split, range(task.size(split))).gold for split in ("train", "valid", "test")]
+  assert set(map(tuple, np.concatenate(gold))) == {(0, 1, 2), *((i, -1, -1) for i in range(5))}
+
+
+def test_the_corpus_is_one_object_and_says_what_the_passages_say_up_to_their_cut(task):
+  corpus = task.corpus("train", [0])
+  assert task.corpus("test", [3, 4]) is corpus
+  assert corpus.tokens.shape == (5, 80)
+  assert not corpus.group_ids.any()
+  assert task.cut_passages == 1
+  for slot, passage in enumerate(PASSAGES):
+    shown = text_of(corpus.tokens[slot], corpus.lengths[slot])
+    whole = TOKENIZER.decode(document_body(TOKENIZER, {"title": passage.title, "content": passage.text}))
+    assert whole.startswith(shown)
+    assert (shown == whole) == (slot != 2)
+    key = text_of(corpus.keys[slot], corpus.key_lengths[slot])
+    assert key == shown.replace("Title: ", "").replace("Content: ", "")
+    # demonstrations show what the memory will show
+    assert corpus.tokens[slot, : corpus.lengths[slot]].tolist() == document_body(TOKENIZER, task.documents[slot])
+  # whole words, as many as fit
+  shown = task.documents[2]["content"]
+  assert PASSAGES[2].text[len(shown)] == " "
+  next_word = PASSAGES[2].text[len(shown) :].split()[0]
+  assert corpus.lengths[2] <= 80 < corpus.lengths[2] + 1 + len(next_word)
+
+
+def test_passages_can_be_indexed_by_title_alone():
+  corpus = make(numbered(10), index="title").corpus("train", [])
+  keys = [text_of(*pair) for pair in zip(corpus.keys, corpus.key_lengths, strict=True)]
+  assert keys == [passage.title for passage in PASSAGES]
+  with pytest.raises(ValueError, match="title_text or title, got 'text'"):
+    make(numbered(10), index="text")
+
+
+def test_long_questions_are_dropped_and_counted():
+  long = Question("long", "Why " * 40 + "?", ("because",), (0,))
+  task = make([*numbered(10), long])
+  assert task.dropped_questions == 1
+  assert [task.size(split) for split in ("train", "valid", "test")] == [6, 1, 3]
+  assert not any("Why" in prompt for split in SPLITS for prompt in ids(task, split, range(task.size(split))))
+  assert task.questions("train", range(6)).lengths.max() <= 240
+  with pytest.raises(ValueError, match=r"0 questions cannot be split .* 11 more had prompts longer than prompt_tok"):
+    make([*numbered(10), long], prompt_tokens=20)
+
+
+def test_the_parts_are_disjoint_whole_and_a_function_of_the_seed(task):
+  parts = {split: ids(task, split, range(task.size(split))) for split in SPLITS}
+  assert [len(parts[split]) for split in SPLITS] == [24, 24, 4, 12]
+  assert len({*parts["train"], *parts["valid"], *parts["test"]}) == 40
+  assert set(parts["sft"]) == set(parts["train"])
+  assert parts["sft"] != parts["train"]
+  again, other = make(numbered(40), seed=3), make(numbered(40), seed=4)
+  assert ids(again, "test", range(12)) == parts["test"]
+  assert set(ids(other, "test", range(12))) != set(parts["test"])
+  halves = make(numbered(40), ratios=(0.5, 0.25, 0.25))
+  assert [halves.size(split) for split in SPLITS] == [20, 20, 10, 10]
+
+
+@pytest.mark.parametrize("split", ["train", "sft"])
+def test_training_goes_on_for_ever_with_every_question_once_an_epoch(task, split):
+  epochs = [ids(task, split, range(24 * epoch, 24 * (epoch + 1))) for epoch in range(3)]
+  assert len({tuple(epoch) for epoch in epochs}) == 3
+  assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 24 for epoch in epochs)
+  # a batch across the border of two epochs, in any order
+  assert ids(task, split, [25, 23, 70]) == [epochs[1][1], epochs[0][23], epochs[2][22]]
+
+
+def test_indices_outside_a_split_are_errors(task):
+  with pytest.raises(ValueError, match=r"index 12 of test is outside \[0, 12\)"):
+    task.questions("test", [0, 12])
+  with pytest.raises(ValueError, match=r"index 4 of valid"):
+    task.demonstration("valid", 4, "gold", 2)
+  with pytest.raises(ValueError, match=r"index -1 of train is outside \[0, infinity\)"):
+    task.questions("train", [-1])
+  with pytest.raises(ValueError, match="train, sft, valid, test, got 'dev'"):
+    task.questions("dev", [0])
+  for ratios in ((0.5, 0.1, 0.1), (1.0, 0.0, 0.0), (0.02, 0.49, 0.49), (1.2, -0.4, 0.2)):
+    with pytest.raises(ValueError, match="must add up to 1 and leave 2 for train, 1 for valid and 1 for test"):
+      make(numbered(40), ratios=ratios)
+
+
+def test_chance_is_the_best_constant_answer_on_the_held_out_questions(task):
+  train, held_out = (
+    [answers for split in splits for answers in task.questions(split, range(task.size(split))).answers]
+    for splits in (["train"], ["valid", "test"])
+  )
+  constants = {answer for answers in train for answer in answers}
+  rates = [np.mean([exact_match(constant, answers) for answers in held_out]) for constant in constants]
+  assert task.chance == max(rates) > 0.3
+  distinct = make([Question(f"q{i}", f"Question {i}?", (f"answer {i}",), (0,)) for i in range(20)])
+  assert distinct.chance == 0
+
+
+def test_gold_queries_name_what_the_question_or_an_earlier_passage_says():
+  searches, found, answer = gold_exchange(QUESTION)
+  assert found == ["Medici (board game)", "Reiner Knizia", "Illertissen"]
+  # the question spells MEDICI and knows nothing of a board game; the other names were read on the way
+  assert searches == ["Medici", "Reiner Knizia", "Illertissen"]
+  assert answer == "Illertissen"
+
+
+def test_a_name_counts_only_as_whole_words_and_only_if_it_was_shown():
+  for word in ("Good", "Cargo"):
+    searches, _, _ = gold_exchange(Question("q", f"{word} game of the OLD old stones?", ("x",), (3,)))
+    assert searches == ["game of the OLD stones"]
+  # a question that shares no word with its passage still has a query
+  assert gold_exchange(Question("q", "Why is it wet?", ("x",), (4,)))[0] == ["Why is it wet"]
+  # "read" stands behind the cut of p2: no reader has seen it
+  passages = [PASSAGES[2], Passage("r", "End", "The end of all."), *PASSAGES[3:]]
+  data = folder([Question(f"q{i}", "What does Illertissen have of all?", ("x",), (0, 1)) for i in range(10)], passages)
+  for tokens, second in ((200, "End"), (80, "of all the")):
+    task = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": tokens}))
+    assert exchange(task.demonstration("sft", 0, "gold", 2))[0] == ["Illertissen", second]
+
+
+def test_at_most_six_words_the_rarest_ones_of_question_and_reading_in_their_order():
+  passages = [
+    Passage("a", "A1", "common alpha beta gamma delta epsilon zeta"),
+    Passage("b", "B1", "common eta"),
+    Passage("c", "C1", "common theta of eta"),
+  ]
+  text = "common zeta epsilon delta Gamma beta alpha?"
+  data = folder([Question(f"q{i}", text, ("x",), (0, 2, 1)) for i in range(10)], passages)
+  searches, _, _ = exchange(PassageSearch(data, TOKENIZER, COMPACT, **SIZES).demonstration("train", 0, "gold", 3))
+  assert searches[0] == "zeta epsilon delta Gamma beta alpha"
+  assert searches[1] == "common"
+  # the second passage has told of eta
+  assert searches[2] == "common eta"
+  short = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"max_query_tokens": 19}))
+  assert exchange(short.demonstration("train", 0, "gold", 1))[0] == ["zeta epsilon delta"]
+
+
+def test_more_gold_passages_than_hops_lose_the_last_ones():
+  searches, found, answer = gold_exchange(QUESTION, max_hops=2)
+  assert (len(searches), found, answer) == (2, ["Medici (board game)", "Reiner Knizia"], "Illertissen")
+
+
+def test_gold_demonstrations_are_about_the_question_of_the_same_index(task):
+  for index in (0, 30):
+    demonstration = task.demonstration("sft", index, "gold", 2)
+    system, user, _ = demonstration["messages"]
+    [prompt] = ids(task, "sft", [index])
+    assert (system["content"], user["role"]) == (INSTRUCTION, "user")
+    assert user["content"] in prompt
+    questions = task.questions("sft", [index])
+    _, found, answer = exchange(demonstration)
+    assert found == [PASSAGES[questions.gold[0, 0]].title]
+    assert answer == questions.answers[0][0]
+
+
+def test_random_demonstrations_teach_the_format_and_nothing_else():
+  questions = [Question(f"q{i}", f"Question {i}?", (f"answer {i}",), (0,)) for i in range(30)]
+  task = make(questions)
+  train = {answers[0] for answers in task.questions("train", range(18)).answers}
+  n, hops, overruns, first, answers = 1000, Counter(), 0, Counter(), Counter()
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "random", 3)
+    searches, found, answer = exchange(demonstration)
+    assert answer in train
+    assert answer.split()[1] != re.search(r"\d+", demonstration["messages"][1]["content"])[0]
+    if found[-1] == NOTICE:
+      assert len(searches) == 4
+      overruns += 1
+    else:
+      hops[len(searches)] += 1
+    assert all(title.startswith(query) for query, title in zip(searches, found, strict=True) if title != NOTICE)
+    first[found[0]] += 1
+    answers[answer] += 1
+  assert binomtest(overruns, n, 0.25).pvalue > 1e-3
+  assert all(binomtest(hops[k], n - overruns, 1 / 3).pvalue > 1e-3 for k in (1, 2, 3))
+  assert all(binomtest(first[passage.title], n, 1 / 5).pvalue > 1e-3 for passage in PASSAGES)
+  assert all(binomtest(answers[answer], n, 1 / 18).pvalue > 1e-4 for answer in train)
+  assert task.demonstration("sft", 5, "random", 3) == make(questions).demonstration("sft", 5, "random", 3)
+  # held-out questions never lend their answers
+  assert exchange(task.demonstration("test", 0, "random", 2))[2] in train
+
+
+def test_the_longest_demonstration_is_as_long_as_the_bound_but_for_the_prefix_counted_twice():
+  passage = Passage("p", "T" * 12, "x" * (80 - len("Title: Content: \n") - 12))
+  questions = [Question(f"q{i}", f"Question {i}?", (f"answer {i}",), (0,)) for i in range(10, 30)]
+  prompt = len(f"{INSTRUCTION}Question 10?") + len(("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>"))
+  task = PassageSearch(
+    folder(questions, [passage]), TOKENIZER, COMPACT, document_tokens=80, prompt_tokens=prompt, max_query_tokens=12
+  )
+  assert task.dropped_questions == task.cut_passages == 0
+  for max_hops in (1, 3):
+    demonstrations = [task.demonstration("train", i, "random", max_hops) for i in range(60)]
+    longest = max(len(render_conversation(TOKENIZER, each, COMPACT)[0]) for each in demonstrations)
+    assert longest == task.demonstration_tokens(max_hops) - len(("<|bos|>", "<|assistant|>"))
+
+
+def test_impossible_demonstrations_and_sizes_are_errors(task):
+  with pytest.raises(ValueError, match="random, gold and max_hops >= 1, got 'best' and 2"):
+    task.demonstration("train", 0, "best", 2)
+  with pytest.raises(ValueError, match="got 'gold' and 0"):
+    task.demonstration("train", 0, "gold", 0)
+  with pytest.raises(ValueError, match=r"do not hold one word of the passage 'Medici .*: raise document_tokens"):
+    make(numbered(10), document_tokens=30)
+  with pytest.raises(ValueError, match="do not hold one word of the query 'Illertissen': raise max_query_tokens"):
+    make(numbered(10), max_query_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["multihop_hotpotqa", "multihop_musique"])
+def test_real_questions_are_demonstrated_with_words_that_were_read(shared_data, name):
+  data = read_qa_folder(shared_data / name)
+  task = PassageSearch(data, TOKENIZER, COMPACT, document_tokens=400, prompt_tokens=400, max_query_tokens=100)
+  assert sum(task.size(split) for split in ("train", "valid", "test")) == 100 - task.dropped_questions > 90
+  assert task.cut_passages == sum(
+    len(document_body(TOKENIZER, {"title": passage.title, "content": passage.text})) > 400 for passage in data.passages
+  )
+  named = hops = 0
+  for index in range(task.size("train")):
+    demonstration = task.demonstration("train", index, "gold", 4)
+    read = demonstration["messages"][1]["content"]
+    *parts, _ = demonstration["messages"][2]["content"]
+    for search, retrieval in zip(parts[::2], parts[1::2], strict=True):
+      [document] = retrieval["documents"]
+      assert search["text"]
+      assert set(re.findall(r"\w+", search["text"].lower())) <= set(re.findall(r"\w+", read.lower()))
+      named += document["title"].startswith(search["text"])
+      hops += 1
+      read += f" {document['title']} {document['content']}"
+  assert named > hops / 3
