@@ -12,8 +12,12 @@ from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-CONFIG = config_flags.DEFINE_config_file("config", lock_config=True, help_string="A file of configs/, and after a colon its variant.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir).")
+CONFIG = config_flags.DEFINE_config_file(
+  "config", lock_config=True, help_string="A file of configs/, and after a colon its variant."
+)
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
+)
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
 
 EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag"}

@@ -56,7 +56,9 @@ def batch_shards(mesh: Mesh) -> int:
 def check_batch(mesh: Mesh, size: int, name: str) -> None:
   """Raise ValueError, with both numbers, if a batch of `size` rows cannot be split over the mesh."""
   if size % batch_shards(mesh):
-    raise ValueError(f"{name} = {size} is not divisible by the {batch_shards(mesh)} batch shards of mesh {dict(mesh.shape)}")
+    raise ValueError(
+      f"{name} = {size} is not divisible by the {batch_shards(mesh)} batch shards of mesh {dict(mesh.shape)}"
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -19,6 +19,7 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.train.checkpoint import load
 from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
 from selfrag_jax.train.loop import checkpoints, train
@@ -78,13 +79,34 @@ class Experiment:
 
   def rl_phase(self, params: Params) -> Refrag:
     return Refrag(
-      "rl", self.player, self.model, self.rl, self.rollout, self.evaluation, mesh=self.mesh, seed=self.seed, params=params
+      "rl",
+      self.player,
+      self.model,
+      self.rl,
+      self.rollout,
+      self.evaluation,
+      mesh=self.mesh,
+      seed=self.seed,
+      params=params,
     )
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  known = ("experiment", "seed", "mesh", "task", "model", "memory", "rollout", "sft", "sft_gold", "rl", "evaluation", "loop")
+  known = (
+    "experiment",
+    "seed",
+    "mesh",
+    "task",
+    "model",
+    "memory",
+    "rollout",
+    "sft",
+    "sft_gold",
+    "rl",
+    "evaluation",
+    "loop",
+  )
   config = {name: config[name] for name in known}
   mesh = make_mesh(config["mesh"])
   task = make_task(config["task"])
@@ -120,10 +142,16 @@ def run(config: Mapping[str, Any], workdir: epath.PathLike) -> dict[str, Any]:
   workdir = epath.Path(workdir)
   experiment = build(config)
   write_json(workdir / "config.json", experiment.config)
-  logging.info("%s parameters, block pattern %s", f"{count_params(experiment.model)['total']:,}", experiment.model.to_dict()["block_pattern"])
+  logging.info(
+    "%s parameters, block pattern %s",
+    f"{count_params(experiment.model)['total']:,}",
+    experiment.model.to_dict()["block_pattern"],
+  )
   with jax.set_mesh(experiment.mesh):
     sft = train(experiment.sft_phase("sft", experiment.sft), workdir, experiment.loop, experiment.metadata).params
-    sft_gold = train(experiment.sft_phase("sft_gold", experiment.sft_gold), workdir, experiment.loop, experiment.metadata).params
+    sft_gold = train(
+      experiment.sft_phase("sft_gold", experiment.sft_gold), workdir, experiment.loop, experiment.metadata
+    ).params
     refrag = train(experiment.rl_phase(sft), workdir, experiment.loop, experiment.metadata).params
     report = evaluate_all(experiment, sft, sft_gold, refrag)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
@@ -199,3 +227,34 @@ def load_policy(experiment: Experiment, workdir: epath.PathLike, phase: str) -> 
   if saved != ours:
     raise ValueError(f"the checkpoint's tokenizer is {json.dumps(saved)}, the task's is {json.dumps(ours)}")
   return restored.state["params"]
+
+
+def dry_run(config: Mapping[str, Any]) -> None:
+  """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
+  experiment = build(config)
+  counts, rows = count_params(experiment.model), []
+  print(
+    f"mesh        {dict(experiment.mesh.shape)} on {experiment.mesh.devices.size} {jax.devices()[0].platform} devices"
+  )
+  print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
+  print(f"pattern     {experiment.model.to_dict()['block_pattern']}")
+  with jax.set_mesh(experiment.mesh):
+    sft = experiment.sft_phase("sft", experiment.sft)
+    programs = {f"sft {name}": lowered for name, lowered in sft.lower().items()}
+    programs |= {
+      f"rl {name}": lowered for name, lowered in experiment.rl_phase(sft.abstract_state().params).lower().items()
+    }
+    for name, lowered in programs.items():
+      memory = lowered.compile().memory_analysis()
+      rows.append((name, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes))
+  print(f"{'a device':12}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
+  for name, *sizes in rows:
+    print(f"{name:12}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
+  batch = sft.batch(0)
+  length = int(batch["segment_ids"][0].sum())
+  print("first demonstration of phase sft («…» is trained on):")
+  print(
+    visualize_tokenization(
+      experiment.task.tokenizer, batch["tokens"][0, :length], batch["mask"][0, :length], color=False
+    )
+  )

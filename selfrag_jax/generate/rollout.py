@@ -142,7 +142,9 @@ def document_block(found: Found, control: ControlTokens, width: int) -> tuple[Ar
   pieces = jnp.concatenate([column(control.doc_start[:k]), found.tokens, column(control.doc_end[:k])], axis=2)
   valid = jnp.concatenate([exists, body, exists], axis=2)
   edge = lambda token: jnp.full((batch, 1), token, jnp.int32)
-  tokens = jnp.concatenate([edge(control.retrieval_start), pieces.reshape(batch, -1), edge(control.retrieval_end)], axis=1)
+  tokens = jnp.concatenate(
+    [edge(control.retrieval_start), pieces.reshape(batch, -1), edge(control.retrieval_end)], axis=1
+  )
   always = jnp.ones((batch, 1), bool)
   return compact(tokens, jnp.concatenate([always, valid.reshape(batch, -1), always], axis=1), width)
 

@@ -18,7 +18,9 @@ def causal_mask(query_index: Array, key_index: Array, window: int | None = None)
   return mask if window is None else mask & (distance < window)
 
 
-def attend(q_BxTxHxE: Array, k_BxSxKxE: Array, v_BxSxKxE: Array, mask_BxTxS: Array, softcap: float | None = None) -> Array:
+def attend(
+  q_BxTxHxE: Array, k_BxSxKxE: Array, v_BxSxKxE: Array, mask_BxTxS: Array, softcap: float | None = None
+) -> Array:
   """Attend with grouped queries; head h reads key/value head h // (H / K). Returns [B, T, H, E] in the dtype of q.
 
   Every query must see at least one key. Softmax in at least float32.

@@ -154,7 +154,9 @@ def segments(layers: Sequence[LayerSpec]) -> tuple[tuple[tuple[LayerSpec, ...], 
     options = []
     for start in range(end):
       span = layers[start:end]
-      unit = next(u for u in range(1, len(span) + 1) if len(span) % u == 0 and list(span) == list(span[:u]) * (len(span) // u))
+      unit = next(
+        u for u in range(1, len(span) + 1) if len(span) % u == 0 and list(span) == list(span[:u]) * (len(span) // u)
+      )
       compiled, scans, parts = best[start]
       options.append((compiled + unit, scans + 1, (*parts, (tuple(span[:unit]), len(span) // unit))))
     best.append(min(options, key=lambda option: option[:2]))
@@ -165,9 +167,13 @@ def count_params(config: ModelConfig) -> dict[str, int]:
   """Count parameters by part (embedding rows as padded), and their `total`."""
   c = config
   mlp = c.d_model * c.mlp_width * (2 if c.mlp == "relu2" else 3) + c.d_model
-  attention = c.d_model * c.head_width * (2 * c.n_heads + 2 * c.kv_heads) + c.d_model + (2 * c.head_width if c.qk_norm else 0)
+  attention = (
+    c.d_model * c.head_width * (2 * c.n_heads + 2 * c.kv_heads) + c.d_model + (2 * c.head_width if c.qk_norm else 0)
+  )
   in_proj = c.d_model * (c.ssm_inner + c.conv_channels + c.ssm_heads)
-  mamba = in_proj + c.conv_channels * (c.ssm_conv + 1) + 3 * c.ssm_heads + c.ssm_inner + c.ssm_inner * c.d_model + c.d_model
+  mamba = (
+    in_proj + c.conv_channels * (c.ssm_conv + 1) + 3 * c.ssm_heads + c.ssm_inner + c.ssm_inner * c.d_model + c.d_model
+  )
   n_attention = (c.block_pattern or ()).count("T")
   n_mamba = c.n_layers - n_attention
   parts = {

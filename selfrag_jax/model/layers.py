@@ -15,7 +15,14 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
   return jnp.promote_types(dtype, jnp.float32)
 
 
-def weight(module: nn.Module, config: ModelConfig, name: str, shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None = None) -> Array:
+def weight(
+  module: nn.Module,
+  config: ModelConfig,
+  name: str,
+  shape: tuple[int, ...],
+  axes: tuple[str, ...],
+  scale: float | None = None,
+) -> Array:
   """Declare a normal(0, `scale`) parameter with logical `axes`, cast to the compute dtype."""
   init = nn.initializers.normal(config.init_scale if scale is None else scale)
   value = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))

@@ -50,7 +50,9 @@ class Block(nn.Module):
       mixed = self.mixer(u, positions_BxT, segment_ids_BxT) if self.spec.kind == "T" else self.mixer(u, segment_ids_BxT)
       return self._add_mlp(x_BxTxD + mixed)
 
-  def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache) -> tuple[Array, Any]:
+  def extend(
+    self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache
+  ) -> tuple[Array, Any]:
     with jax.named_scope(self.spec.kind):
       u = self.mixer_norm(x_BxTxD)
       if self.spec.kind == "T":
@@ -104,7 +106,9 @@ class LM(nn.Module):
   def _embed_tokens(self, tokens_BxT: Array) -> Array:
     return constrain(jnp.take(self.embedding, tokens_BxT, axis=0), "batch", "time", None)
 
-  def __call__(self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None) -> Array:
+  def __call__(
+    self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None
+  ) -> Array:
     """Return the hidden states [B, T, D] after the final norm.
 
     `segment_ids` int32 [B, T] separate packed documents, 0 is padding (None: one document a row); `positions` restart

@@ -44,8 +44,12 @@ class Mamba(nn.Module):
     projected = c.ssm_inner + c.conv_channels + c.ssm_heads  # in the order z, x, B, C, dt
     self.in_proj = weight(self, c, "in_proj", (c.d_model, projected), ("embed", "ssm_inner"))
     self.out_proj = weight(self, c, "out_proj", (c.ssm_inner, c.d_model), ("ssm_inner", "embed"), output_scale(c))
-    self.conv_kernel = weight(self, c, "conv_kernel", (c.ssm_conv, c.conv_channels), ("width", "ssm_inner"), c.ssm_conv**-0.5)
-    vector = lambda name, init, n: self.param(name, nn.with_logical_partitioning(init, ("width",)), (n,), jnp.dtype(c.param_dtype))
+    self.conv_kernel = weight(
+      self, c, "conv_kernel", (c.ssm_conv, c.conv_channels), ("width", "ssm_inner"), c.ssm_conv**-0.5
+    )
+    vector = lambda name, init, n: self.param(
+      name, nn.with_logical_partitioning(init, ("width",)), (n,), jnp.dtype(c.param_dtype)
+    )
     self.conv_bias = vector("conv_bias", nn.initializers.zeros, c.conv_channels)
     self.a_log = vector("A_log", _init_a_log, c.ssm_heads)
     self.skip = vector("D", nn.initializers.ones, c.ssm_heads)

@@ -30,6 +30,8 @@ VOCABULARY = ("embed", HEAD)  # leaves with a row for every token
 STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
 
 Tensors = dict[str, Callable[[], np.ndarray]]
+# A source that has been opened: how it is written, its config fields, its tensors and how to read its tokenizer.
+Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], BPETokenizer | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,9 @@ def load_pretrained(
       or of the wrong shape; names it.
   """
   path = _locate(os.fspath(source), revision, cache_dir)
-  layout, fields, tensors, tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
+  layout, fields, tensors, read_tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
   config = _read_config(layout, fields, dtype)
+  tokenizer = read_tokenizer()
   base = config.vocab_size
   vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
   config = dataclasses.replace(config, vocab_size=vocab_size)
@@ -139,15 +142,15 @@ def _locate(source: str, revision: str | None, cache_dir: str | Path | None) -> 
     ) from error
 
 
-def _open_gguf(path: Path) -> tuple[Layout, dict[str, Any], Tensors, BPETokenizer | None]:
+def _open_gguf(path: Path) -> Source:
   fields, tensors = read_gguf(path)
   fields["tie_word_embeddings"] = "output.weight" not in tensors
   if "token_embd.weight" in tensors:  # if it is not, an unknown architecture is the better news
     fields["vocab_size"] = len(tensors["token_embd.weight"]())
-  return LLAMA_GGUF, fields, tensors, gguf_tokenizer(fields)
+  return LLAMA_GGUF, fields, tensors, lambda: gguf_tokenizer(fields)
 
 
-def _open_folder(folder: Path) -> tuple[Layout, dict[str, Any], Tensors, BPETokenizer | None]:
+def _open_folder(folder: Path) -> Source:
   from safetensors import safe_open
 
   if not (folder / "config.json").exists():
@@ -167,8 +170,9 @@ def _open_folder(folder: Path) -> tuple[Layout, dict[str, Any], Tensors, BPEToke
       )
     file = safe_open(folder / name, framework="numpy")
     tensors |= {tensor: partial(file.get_tensor, tensor) for tensor in file.keys()}  # noqa: SIM118, not a mapping
-  tokenizer = BPETokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
-  return HUGGING_FACE[fields["model_type"]], fields, tensors, tokenizer
+  has_tokenizer = (folder / "tokenizer.json").exists()
+  layout = HUGGING_FACE[fields["model_type"]]
+  return layout, fields, tensors, lambda: BPETokenizer.from_folder(folder) if has_tokenizer else None
 
 
 def _read_config(layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:

@@ -15,12 +15,13 @@ from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
 from selfrag_jax.memory.token_bag import TokenBag, document_frequency, embed, init_token_bag
-from selfrag_jax.mesh import batch_sharding
+from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.tasks.search import Corpus, Questions, SearchTask
-from selfrag_jax.typing import Params, PRNGKey
+from selfrag_jax.train.state import abstract
+from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,7 @@ class Player:
       return self._shared[1]
     if self._bag is None:
       self._bag = self._make_bag(corpus)
-    shards = self.mesh.size
-    padding = -len(corpus.keys) % shards
-    padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
-    real = np.arange(len(padded.keys)) < len(corpus.keys)
-    memory = self._build(self._bag, jax.device_put((padded, real), batch_sharding(self.mesh)))
+    memory = self._build(self._bag, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
 
@@ -102,10 +99,32 @@ class Player:
     """Roll every question out `repeats` times (rows of one question are neighbours) and score the answers."""
     questions = self.task.questions(split, indices)
     memory = self.memory(split, indices)
-    inputs = jax.device_put((questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh))
+    inputs = jax.device_put(
+      (questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh)
+    )
     played = self._play(params, self._bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
+
+  def lower(
+    self,
+    params: Params,
+    split: str,
+    indices: Sequence[int],
+    config: RolloutConfig,
+    *,
+    repeats: int,
+    kind: RetrieverKind,
+  ) -> jax.stages.Lowered:
+    """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
+    questions, corpus = self.task.questions(split, indices), self._padded(self.task.corpus(split, indices))
+    whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
+    bag = abstract(jax.eval_shape(lambda: self._make_bag(self.task.corpus(split, indices))), whole)
+    memory = jax.eval_shape(self._build_memory, bag, corpus)
+    memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
+    inputs = abstract((questions.prompts, questions.lengths, questions.gold, questions.group_ids), rows)
+    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
+    return self._play.lower(params, bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def score(self, episodes: Episodes) -> Scores:
     """Hold the answers and the slots that were found against those of the questions."""
@@ -142,16 +161,32 @@ class Player:
     )
     return bag
 
-  def _build_memory(self, bag: TokenBag, inputs: tuple[Corpus, jax.Array]) -> MemoryState:
+  def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
+    """Fill the corpus up to whole shards of the mesh; return it and which of its rows are real."""
+    n = len(corpus.keys)
+    padding = -n % batch_shards(self.mesh)
+    padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
+    return padded, np.arange(n + padding) < n
+
+  def _build_memory(self, bag: TokenBag, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
     corpus, real = inputs
     config = self.memory_config
     state = init_memory(corpus.keys.shape[0], config.d_embed, chunk_tokens=corpus.tokens.shape[1], dtype=config.dtype)
     inside = np.arange(corpus.keys.shape[1])[None, :] < corpus.key_lengths[:, None]
-    return write(
-      state, embed(bag, corpus.keys, inside), mask=real, group_ids=corpus.group_ids, tokens=corpus.tokens, lengths=corpus.lengths
+    written = write(
+      state,
+      embed(bag, corpus.keys, inside),
+      mask=real,
+      group_ids=corpus.group_ids,
+      tokens=corpus.tokens,
+      lengths=corpus.lengths,
     )
+    rows = batch_sharding(self.mesh)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
-  def _play_traced(self, params, bag, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats) -> Rollout:
+  def _play_traced(
+    self, params, bag, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
+  ) -> Rollout:
     prompts, lengths, gold, group_ids = (
       jax.numpy.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids)
     )

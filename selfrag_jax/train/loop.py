@@ -79,7 +79,9 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   Raises Preempted after SIGTERM, with the state saved, and NonFiniteLossError with the number of the step.
   """
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
-  saver = Checkpointer(checkpoints(workdir, phase.name), keep_latest=config.keep_checkpoints, best_metric=phase.best_metric)
+  saver = Checkpointer(
+    checkpoints(workdir, phase.name), keep_latest=config.keep_checkpoints, best_metric=phase.best_metric
+  )
   with saver, StopSignal() as stop:
     restored = saver.restore(phase.abstract_state())
     state: TrainState = restored.state if restored else phase.initial_state()
@@ -119,4 +121,6 @@ def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) ->
   values = {name: float(value) for name, value in metrics.items()}
   telemetry.log(step, values)
   if not math.isfinite(values.get("loss", 0.0)):
-    raise NonFiniteLossError(f"loss is {values['loss']} at step {step}; the last good checkpoint is kept: lower the learning rate")
+    raise NonFiniteLossError(
+      f"loss is {values['loss']} at step {step}; the last good checkpoint is kept: lower the learning rate"
+    )

@@ -15,7 +15,13 @@ Advantage = Literal["mean", "grpo", "rloo", "reinforce"]
 
 
 def sequence_log_probs(
-  config: ModelConfig, params: Params, tokens_BxT: Array, segment_ids_BxT: Array, *, temperature: float = 1.0, chunk: int = 256
+  config: ModelConfig,
+  params: Params,
+  tokens_BxT: Array,
+  segment_ids_BxT: Array,
+  *,
+  temperature: float = 1.0,
+  chunk: int = 256,
 ) -> Array:
   """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 where there is none before.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from selfrag_jax.mesh import shardings_of
 from selfrag_jax.model.config import ModelConfig
@@ -42,7 +42,9 @@ def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, mes
   return create(jax.random.key(seed))
 
 
-def state_from_params(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int) -> TrainState:
+def state_from_params(
+  params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int
+) -> TrainState:
   """Start a phase from given parameters with a fresh optimizer."""
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
   create = lambda params, key: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key)
@@ -53,6 +55,11 @@ def _create(config: ModelConfig, optimizer: optax.GradientTransformation, key: P
   init_key, step_key = jax.random.split(key)
   params = init_params(config, init_key)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
+
+
+def abstract(tree: Any, sharding: Sharding) -> Any:
+  """Return arrays as ShapeDtypeStructs with one sharding, for lowering without data."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 class LossSums(NamedTuple):
@@ -93,7 +100,7 @@ def make_update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": sums.loss, **sums.metrics}
-    metrics = {name: value / weight for name, value in metrics.items()} | {"grad_norm": optax.global_norm(grads)}
+    metrics = {name: value / weight for name, value in metrics.items()} | {"grad_norm": optax.tree.norm(grads)}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
   return jax.jit(update, donate_argnums=0)

@@ -34,12 +34,21 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
   flat = unstack(config, params)
   tokens = tokens_of(config, (3, 24))
   expected = LM(config).apply(params, tokens)
-  extend = jax.jit(lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend"))
+  extend = jax.jit(
+    lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend")
+  )
 
   cache = init_cache(config, batch=3, capacity=24)
   done = np.zeros(3, int)
   # prefill ragged prompts, decode two tokens (row 1 waits), append ragged documents, decode again
-  for lengths, width in [((5, 7, 3), 9), ((1, 0, 1), 1), ((1, 0, 1), 1), ((9, 0, 4), 9), ((1, 1, 1), 1), ((2, 9, 9), 9)]:
+  for lengths, width in [
+    ((5, 7, 3), 9),
+    ((1, 0, 1), 1),
+    ((1, 0, 1), 1),
+    ((9, 0, 4), 9),
+    ((1, 1, 1), 1),
+    ((2, 9, 9), 9),
+  ]:
     block = np.full((3, width), 60)
     for row, n in enumerate(lengths):
       block[row, :n] = tokens[row, done[row] : done[row] + n]
@@ -121,14 +130,18 @@ def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():
   np.testing.assert_allclose(LM(config).apply(params, tokens), LM(config, unrolled=True).apply(flat, tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"mlp": "relu2"}, {"qk_norm": True, "tie_embeddings": False}, {"mamba_mlp": True}])
+@pytest.mark.parametrize(
+  "overrides", [{}, {"mlp": "relu2"}, {"qk_norm": True, "tie_embeddings": False}, {"mamba_mlp": True}]
+)
 def test_parameter_count_is_that_of_the_tree(overrides):
   config = small("TMM", **overrides)
   shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
   assert count_params(config)["total"] == sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-@pytest.mark.parametrize("option", [{"attention_softcap": 1.0}, {"logit_softcap": 1.0}, {"qk_norm": True}, {"mlp": "geglu"}])
+@pytest.mark.parametrize(
+  "option", [{"attention_softcap": 1.0}, {"logit_softcap": 1.0}, {"qk_norm": True}, {"mlp": "geglu"}]
+)
 def test_options_change_the_logits(option):
   base, changed = small("TM"), small("TM", **option)
   tokens = tokens_of(base, (1, 6))

@@ -22,7 +22,7 @@ from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
 from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.settings import EvalConfig, RLConfig
-from selfrag_jax.train.state import LossSums, TrainState, abstract_state, make_update, state_from_params
+from selfrag_jax.train.state import LossSums, TrainState, abstract, abstract_state, make_update, state_from_params
 from selfrag_jax.typing import Params
 
 
@@ -48,7 +48,13 @@ class Refrag:
     check_batch(mesh, config.questions_per_step, "rl.questions_per_step")
     check_batch(mesh, rows // config.accumulate, "rollouts of a step / rl.accumulate")
     self.name, self.total_steps = name, config.steps
-    self._player, self._model, self._config, self._rollout, self._evaluation = player, model, config, rollout, evaluation
+    self._player, self._model, self._config, self._rollout, self._evaluation = (
+      player,
+      model,
+      config,
+      rollout,
+      evaluation,
+    )
     self._mesh, self._seed, self._params = mesh, seed, params
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     self._update = make_update(self._loss, self._optimizer, config.accumulate)
@@ -84,7 +90,12 @@ class Refrag:
       {"advantages": advantage.reshape(-1), "kept": np.repeat(weight[:, 0] > 0, config.rollouts_per_question)},
       batch_sharding(self._mesh),
     )
-    rows = {"tokens": played.tokens, "sampled": played.sampled, "log_probs": played.log_probs, "lengths": played.lengths}
+    rows = {
+      "tokens": played.tokens,
+      "sampled": played.sampled,
+      "log_probs": played.log_probs,
+      "lengths": played.lengths,
+    }
     state, metrics = self._update(state, rows | columns, *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(weight.mean()), **scores.means()}
     return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
@@ -92,6 +103,25 @@ class Refrag:
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     config = self._evaluation
     return evaluate(self._player, state.params, "valid", config.periodic, config.batch_size, self._rollout).means()
+
+  def lower(self) -> dict[str, jax.stages.Lowered]:
+    """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""
+    config, state = self._config, self.abstract_state()
+    indices = np.arange(config.questions_per_step)
+    rollout = self._player.lower(
+      state.params, "train", indices, self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
+    )
+    played, rows = rollout.out_info, config.questions_per_step * config.rollouts_per_question
+    batch = {
+      "tokens": played.tokens,
+      "sampled": played.sampled,
+      "log_probs": played.log_probs,
+      "lengths": played.lengths,
+    }
+    batch |= {"advantages": jax.ShapeDtypeStruct((rows,), np.float32), "kept": jax.ShapeDtypeStruct((rows,), np.bool_)}
+    reference = (state.params,) if config.kl_weight else ()
+    update = self._update.lower(state, abstract(batch, batch_sharding(self._mesh)), *reference)
+    return {"rollout": rollout, "update": update}
 
   def _rewards(self, episodes: Episodes, scores: Scores, first: int) -> np.ndarray:
     config = self._config

@@ -17,7 +17,15 @@ from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import sequence_log_probs
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.settings import SFTConfig
-from selfrag_jax.train.state import LossSums, TrainState, abstract_state, init_state, make_update, state_from_params
+from selfrag_jax.train.state import (
+  LossSums,
+  TrainState,
+  abstract,
+  abstract_state,
+  init_state,
+  make_update,
+  state_from_params,
+)
 from selfrag_jax.typing import Params
 
 
@@ -76,6 +84,11 @@ class SFT:
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     return self._evaluate(state.params)
+
+  def lower(self) -> dict[str, jax.stages.Lowered]:
+    """Lower the programs of a step for the devices of the mesh, which need not be there."""
+    batch = abstract(self.batch(0), batch_sharding(self._mesh))
+    return {"update": self._update.lower(self.abstract_state(), batch)}
 
   def _index(self, position: int) -> int:
     """Return which demonstration comes at `position`: each epoch its own order, a function of seed and epoch."""
