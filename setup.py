@@ -1,5 +1,7 @@
 """Package metadata. `pip install -e '.[test]'` installs what the tests need; extras name what only some users need."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # tensorflow-text has no wheel for Windows, scann none for Windows or macOS; nothing in the default run imports either.
@@ -12,7 +14,7 @@ setup(
   name="selfrag_jax",
   version="0.1.0",
   description="Language models that remember: retrieval inside the compiled decode loop, in JAX and Flax",
-  long_description=open("README.md", encoding="utf-8").read(),
+  long_description=Path("README.md").read_text(encoding="utf-8"),
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11,<3.14",

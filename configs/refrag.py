@@ -63,7 +63,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   )
   config.rl = ml_collections.ConfigDict(
     {
-      "steps": 120,
+      "steps": 100,
       "questions_per_step": 32,
       "rollouts_per_question": 8,  # advantages need a spread within the group
       "advantage": "grpo",
@@ -73,9 +73,9 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
       "retriever": "memory",
       "control": "none",
       # until documents are found hardly any answer is right: finding them earns a little
-      "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3},
+      "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3, "invalid_factor": 0.5},
       # a tiny model; 1e-6 for a pretrained one
-      "optimizer": dict(optimizer, learning_rate=1e-3, warmup_steps=0),
+      "optimizer": dict(optimizer, learning_rate=2e-3, warmup_steps=0),
     }
   )
   config.evaluation = ml_collections.ConfigDict({"periodic": 256, "final": 1024, "batch_size": 128})

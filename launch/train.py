@@ -1,13 +1,14 @@
 """Train: `python launch/train.py --config=configs/refrag.py [--config.rl.steps=50] [--workdir=runs/mine] [--dry_run]`.
 
-Run the same command again to resume.
+Run the same command again to resume. `--v=1` shows where an error arose.
 """
 
 import importlib
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags, logging
+from command import run
 from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,22 +27,23 @@ EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag"}
 def main(argv: list[str]) -> None:
   """Check the flags, then run the experiment that the config names."""
   if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
+    raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
   from selfrag_jax.mesh import start_distributed
 
   start_distributed()
   config = CONFIG.value.to_dict()
-  experiment = importlib.import_module(EXPERIMENTS[config["experiment"]])
-  logging.set_verbosity(logging.INFO)
+  module = importlib.import_module(EXPERIMENTS[config["experiment"]])
+  logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
+  experiment = module.build(config)  # before anything is written
   if DRY_RUN.value:
-    experiment.dry_run(config)
+    module.dry_run(experiment)
     return
   from selfrag_jax.train.workdir import open_workdir
 
   with open_workdir(WORKDIR.value or config["workdir"]) as workdir:
-    experiment.run(config, workdir)
+    module.run(experiment, workdir)
 
 
 if __name__ == "__main__":
   flags.mark_flag_as_required("config")
-  app.run(main)
+  run(main)

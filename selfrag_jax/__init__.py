@@ -1,6 +1,6 @@
 """Language models that remember, in JAX and Flax: Self-RAG memory, RAG and REFRAG, TextGrad and Gradient-RAG.
 
-Importing the package does no work: no JAX operation, no TensorFlow import, no file. Import the part that is needed, e.g.
+Importing the package does no work: no JAX operation, no TensorFlow import, no file. Import the part that is needed:
 `from selfrag_jax.memory import state`.
 """
 

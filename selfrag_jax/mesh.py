@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.linen import spmd
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -73,7 +74,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def shardings_of(boxed: Any, mesh: Mesh) -> Any:
   """Return NamedShardings for a tree of (abstract) variables with Linen's logical axis names."""
-  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
+  return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
@@ -81,7 +82,7 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or not set(AXES) <= set(mesh.axis_names):
     return x
-  return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(logical_axes, LOGICAL_RULES))
+  return jax.lax.with_sharding_constraint(x, spmd.logical_to_mesh_axes(logical_axes, LOGICAL_RULES))
 
 
 def start_distributed() -> None:

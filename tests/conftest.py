@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices and strict numerics for every test; a persistent compilation cache makes repeated runs fast."""
+"""Eight virtual CPU devices and strict numerics for every test; a persistent compilation cache for repeated runs."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The REFRAG experiment: teach the format, let the reward find the strategy, and report it beside its reference lines."""
+"""The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
 
 import dataclasses
 import json
@@ -113,7 +113,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   model = settings(ModelConfig, {"vocab_size": task.tokenizer.vocab_size, **config["model"]}, "model")
   evaluation = settings(EvalConfig, config["evaluation"], "evaluation")
   check_batch(mesh, evaluation.batch_size, "evaluation.batch_size")
-  return Experiment(
+  experiment = Experiment(
     config=config,
     mesh=mesh,
     task=task,
@@ -126,6 +126,11 @@ def build(config: Mapping[str, Any]) -> Experiment:
     evaluation=evaluation,
     loop=settings(LoopConfig, config["loop"], "loop"),
   )
+  with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
+    sft = experiment.sft_phase("sft", experiment.sft)
+    experiment.sft_phase("sft_gold", experiment.sft_gold)
+    experiment.rl_phase(sft.abstract_state().params)
+  return experiment
 
 
 def make_task(section: Mapping[str, Any]) -> SearchTask:
@@ -136,12 +141,13 @@ def make_task(section: Mapping[str, Any]) -> SearchTask:
   raise ValueError(f"config.task.name is {section['name']!r}; one of two_hop")
 
 
-def run(config: Mapping[str, Any], workdir: epath.PathLike) -> dict[str, Any]:
-  """Run all phases, each from its newest checkpoint, then evaluate and write `report.json` and `report.png`."""
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Run all phases, each from its newest checkpoint, then evaluate and write `report.json` and `report.png`.
+
+  `config.json` is written beside them: until then the checkpoints hold the config.
+  """
   started = time.monotonic()
   workdir = epath.Path(workdir)
-  experiment = build(config)
-  write_json(workdir / "config.json", experiment.config)
   logging.info(
     "%s parameters, block pattern %s",
     f"{count_params(experiment.model)['total']:,}",
@@ -155,6 +161,7 @@ def run(config: Mapping[str, Any], workdir: epath.PathLike) -> dict[str, Any]:
     refrag = train(experiment.rl_phase(sft), workdir, experiment.loop, experiment.metadata).params
     report = evaluate_all(experiment, sft, sft_gold, refrag)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
+  write_json(workdir / "config.json", experiment.config)
   write_json(workdir / "report.json", report)
   figures.em_over_steps(workdir, report)
   print(table(report))
@@ -229,9 +236,8 @@ def load_policy(experiment: Experiment, workdir: epath.PathLike, phase: str) -> 
   return restored.state["params"]
 
 
-def dry_run(config: Mapping[str, Any]) -> None:
+def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
-  experiment = build(config)
   counts, rows = count_params(experiment.model), []
   print(
     f"mesh        {dict(experiment.mesh.shape)} on {experiment.mesh.devices.size} {jax.devices()[0].platform} devices"
@@ -245,7 +251,7 @@ def dry_run(config: Mapping[str, Any]) -> None:
       f"rl {name}": lowered for name, lowered in experiment.rl_phase(sft.abstract_state().params).lower().items()
     }
     for name, lowered in programs.items():
-      memory = lowered.compile().memory_analysis()
+      memory: Any = lowered.compile().memory_analysis()
       rows.append((name, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes))
   print(f"{'a device':12}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
   for name, *sizes in rows:

@@ -43,7 +43,8 @@ def make_retrieve(
   sharded = mesh if mesh is not None and mesh.size > 1 else None
 
   def find(embedded_BxD: Array) -> Array:
-    return search(memory, embedded_BxD, k, group_ids=group_ids, method=method, mesh=sharded, axis=BATCH_AXES).slots
+    found = search(memory, embedded_BxD, k, group_ids=group_ids, method=method, mesh=sharded, axis=BATCH_AXES)
+    return jnp.asarray(found.slots)
 
   def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> Found:
     batch = queries_BxQ.shape[0]
@@ -55,6 +56,6 @@ def make_retrieve(
       slots = jnp.full((batch, k), -1, jnp.int32)
       if kind == "oracle":
         slots = slots.at[:, 0].set(gold_BxG[:, jnp.minimum(hop, gold_BxG.shape[1] - 1)])
-    return gather_documents(memory, jnp.asarray(slots))
+    return gather_documents(memory, slots)
 
   return retrieve

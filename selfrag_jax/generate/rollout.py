@@ -22,7 +22,7 @@ from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import Cache, init_cache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
-from selfrag_jax.typing import Array, Params, PRNGKey
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 RUNNING, SEARCHING, DONE = 0, 1, 2
 
@@ -74,11 +74,11 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
 
 
 class Found(NamedTuple):
-  """What one search of a batch gives: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
+  """What a search gives: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
 
-  tokens: Array
-  lengths: Array
-  slots: Array
+  tokens: ArrayLike
+  lengths: ArrayLike
+  slots: ArrayLike
 
 
 @struct.dataclass
@@ -126,7 +126,7 @@ def capacity(config: RolloutConfig, control: ControlTokens, prompt_tokens: int, 
 
 
 def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:
-  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width] (0 behind them) and lengths [B]."""
+  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width], 0 behind, and lengths [B]."""
   position = jnp.where(valid_BxT, jnp.cumsum(valid_BxT, axis=1) - 1, width)
   rows = jnp.arange(tokens_BxT.shape[0])[:, None]
   out = jnp.zeros((tokens_BxT.shape[0], width), tokens_BxT.dtype).at[rows, position].set(tokens_BxT, mode="drop")
@@ -134,7 +134,7 @@ def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Arr
 
 
 def document_block(found: Found, control: ControlTokens, width: int) -> tuple[Array, Array]:
-  """Wrap documents as the chat renderer does: `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`, compacted."""
+  """Wrap documents as the chat renderer does: `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`."""
   batch, k, size = found.tokens.shape
   column = lambda ids: jnp.broadcast_to(jnp.asarray(ids, jnp.int32)[None, :, None], (batch, k, 1))
   exists = (found.slots >= 0)[:, :, None]
@@ -164,7 +164,7 @@ class Policy(NamedTuple):
   config: RolloutConfig
   control: ControlTokens
 
-  def apply(self, *args, method: str):
+  def apply(self, *args: Any, method: str) -> Any:
     return LM(self.model, unrolled=True).apply(self.params, *args, method=method)
 
 
@@ -311,7 +311,8 @@ def rollout_on_host(
   """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
 
   `retrieve(queries, hop)` gets the token ids of one query a row (empty: not searching) and returns, for each, at most
-  `documents_per_hop` pairs `(slot, body token ids)`. A longer body raises ValueError: cut documents when you chunk them.
+  `documents_per_hop` pairs `(slot, body token ids)`. A longer body raises ValueError: cut
+  documents when you chunk them.
   """
   config = policy.config
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)

@@ -32,7 +32,7 @@ def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> A
 
 
 def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:
-  """Draw one token a row, int32 [B]. Top-p keeps the smallest set of likeliest tokens that reaches it (arXiv 1904.09751)."""
+  """Draw one token a row, int32 [B]. Top-p keeps the fewest likeliest tokens that reach it (arXiv 1904.09751)."""
   if config.temperature == 0:
     return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
   logits = logits_BxV / config.temperature

@@ -35,7 +35,7 @@ def output_scale(config: ModelConfig) -> float:
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm over the last axis, optionally within `groups` of it, with a learned scale (arXiv 1910.07467)."""
+  """Root-mean-square norm over the last axis, or within `groups` of it, with a learned scale (arXiv 1910.07467)."""
 
   config: ModelConfig
   groups: int = 1

@@ -35,7 +35,7 @@ class Block(nn.Module):
   def setup(self):
     c, kind = self.config, self.spec.kind
     self.mixer_norm = RMSNorm(c)
-    self.mixer = Attention(c, self.spec) if kind == "T" else Mamba(c)
+    self.mixer: Any = Attention(c, self.spec) if kind == "T" else Mamba(c)
     if kind == "T" or c.mamba_mlp:
       self.mlp_norm, self.mlp = RMSNorm(c), MLP(c)
 
@@ -46,19 +46,13 @@ class Block(nn.Module):
 
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     with jax.named_scope(self.spec.kind):
-      u = self.mixer_norm(x_BxTxD)
-      mixed = self.mixer(u, positions_BxT, segment_ids_BxT) if self.spec.kind == "T" else self.mixer(u, segment_ids_BxT)
-      return self._add_mlp(x_BxTxD + mixed)
+      return self._add_mlp(x_BxTxD + self.mixer(self.mixer_norm(x_BxTxD), positions_BxT, segment_ids_BxT))
 
   def extend(
     self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache
   ) -> tuple[Array, Any]:
     with jax.named_scope(self.spec.kind):
-      u = self.mixer_norm(x_BxTxD)
-      if self.spec.kind == "T":
-        mixed, cache = self.mixer.extend(u, positions_BxT, real_BxT, cache)
-      else:
-        mixed, cache = self.mixer.extend(u, real_BxT, cache)
+      mixed, cache = self.mixer.extend(self.mixer_norm(x_BxTxD), positions_BxT, real_BxT, cache)
       return self._add_mlp(x_BxTxD + mixed), cache
 
 
@@ -97,7 +91,7 @@ class LM(nn.Module):
       unit_cls,
       variable_axes={"params": 0},
       split_rngs={"params": True},
-      in_axes=(nn.broadcast, nn.broadcast),
+      in_axes=(nn.broadcast, nn.broadcast),  # type: ignore[arg-type]  # Linen's own idiom
       length=repeats,
       metadata_params={nn.PARTITION_NAME: "layers"},
     )(c, unit)

@@ -24,7 +24,7 @@ def _init_a_log(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
 
 
 def causal_conv(x_BxTxC: Array, kernel_WxC: Array, bias_C: Array, segment_ids_BxT: Array) -> Array:
-  """Convolve each channel with its last W inputs of the same segment; tap W - 1 is the token itself. SiLU comes after."""
+  """Convolve each channel with its last W inputs of the same segment; tap W - 1 is the token itself."""
   taps = kernel_WxC.shape[0]
   out = x_BxTxC * kernel_WxC[None, None, taps - 1] + bias_C[None, None]
   for back in range(1, taps):
@@ -79,8 +79,9 @@ class Mamba(nn.Module):
   def _decay(self) -> Array:
     return -jnp.exp(self.a_log.astype(accumulation_dtype(self.a_log.dtype)))
 
-  def __call__(self, u_BxTxD: Array, segment_ids_BxT: Array) -> Array:
-    """Mix a packed row; segment 0 is padding. Nothing passes from one segment to another."""
+  def __call__(self, u_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
+    """Mix a packed row; segment 0 is padding. Nothing passes from one segment to another. Order is in the recurrence:
+    positions, which attention needs, change nothing."""
     c = self.config
     z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
     xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
@@ -88,7 +89,7 @@ class Mamba(nn.Module):
     y, _ = ssd_chunked(x, dt, self._decay, b, cc, segment_ids_BxT=segment_ids_BxT, chunk_size=c.ssm_chunk)
     return self._finish(y, x, z)
 
-  def extend(self, u_BxTxD: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:
+  def extend(self, u_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:
     """Continue from the cache over the real tokens, which come first in each row; a row without any keeps every bit."""
     c, time = self.config, u_BxTxD.shape[1]
     z, xbc, dt = self._project(u_BxTxD, real_BxT)

@@ -9,15 +9,22 @@ import numpy as np
 class RewardConfig:
   """A right answer earns 1. A wrong one earns its F1 and the share of gold documents found, by weight.
 
+  Either is multiplied by `invalid_factor` if the rollout broke the format: turns that are too long are closed by force,
+  and without a price the policy unlearns to close them itself.
+
   The retrieval term gives the first gradient: until the right documents are found, hardly any answer is right. F1 alone
   as a reward collapses into not answering, so its weight stays below that of an exact match.
   """
 
   f1_weight: float = 0.0
   retrieval_weight: float = 0.3
+  invalid_factor: float = 0.5
 
 
-def search_reward(config: RewardConfig, exact: np.ndarray, f1: np.ndarray, gold_recall: np.ndarray) -> np.ndarray:
+def search_reward(
+  config: RewardConfig, exact: np.ndarray, f1: np.ndarray, gold_recall: np.ndarray, valid: np.ndarray
+) -> np.ndarray:
   """Return float32 rewards in [0, 1] for arrays of one shape; monotone in each of them."""
   partial = config.f1_weight * f1 + config.retrieval_weight * gold_recall
-  return np.where(exact > 0, 1.0, np.clip(partial, 0.0, 1.0)).astype(np.float32)
+  earned = np.where(exact > 0, 1.0, np.clip(partial, 0.0, 1.0))
+  return (earned * np.where(valid > 0, 1.0, config.invalid_factor)).astype(np.float32)

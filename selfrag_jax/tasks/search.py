@@ -8,6 +8,8 @@ import numpy as np
 from selfrag_jax.text.chat import ChatTemplate
 from selfrag_jax.text.tokenizer import Tokenizer
 
+Indices = Sequence[int] | np.ndarray
+
 
 class Questions(NamedTuple):
   """A batch: prompts int32 [Q, T] (right-padded), lengths [Q], gold slots int32 [Q, G] (-1: none), group ids [Q].
@@ -50,20 +52,34 @@ class SearchTask(Protocol):
   Everything is a function of (split, index), so that the order of the data is a function of seed, step and row.
   """
 
-  tokenizer: Tokenizer
-  template: ChatTemplate
-  notice: str
-  chance: float
-  prompt_tokens: int  # the longest prompt
-  document_tokens: int  # the longest document
+  @property
+  def tokenizer(self) -> Tokenizer: ...
+
+  @property
+  def template(self) -> ChatTemplate: ...
+
+  @property
+  def notice(self) -> str:
+    """What a search beyond the budget is answered with."""
+    ...
+
+  @property
+  def chance(self) -> float:
+    """The exact match of the best guess without searching."""
+    ...
+
+  @property
+  def document_tokens(self) -> int:
+    """The tokens of the longest document."""
+    ...
 
   def size(self, split: str) -> int | None:
     """Return the number of questions, None if they never end."""
     ...
 
-  def questions(self, split: str, indices: Sequence[int]) -> Questions: ...
+  def questions(self, split: str, indices: Indices) -> Questions: ...
 
-  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+  def corpus(self, split: str, indices: Indices) -> Corpus:
     """Return the documents that these questions are asked over; the same object if they share one knowledge base."""
     ...
 

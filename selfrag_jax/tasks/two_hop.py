@@ -140,10 +140,10 @@ class TwoHopKB:
     """Write a conversation that answers the question after at most `max_hops` searches of one document each.
 
     "gold" searches for the two right documents and gives the right answer. "random" teaches the format and not the
-    strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches, each for a relation drawn
-    uniformly of an entity drawn uniformly from those in view (in the question or a document found before), and an answer
-    drawn uniformly from those in view. OVERRUN_RATE of them ask once more than `max_hops` allows and get NOTICE instead
-    of a document: a policy that never saw the notice falls apart when it meets it.
+    strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches, each for one of the
+    question's two relations, drawn uniformly, of an entity drawn uniformly from those in view (in the question or in a
+    document found before), and an answer drawn uniformly from those in view. OVERRUN_RATE of them ask once more than
+    `max_hops` allows and get NOTICE instead of a document: a policy that never saw the notice falls apart when it does.
 
     Raises ValueError for an unknown strategy, or if max_hops is below 1 ("gold": 2).
     """
@@ -168,7 +168,7 @@ class TwoHopKB:
     overrun = rng.random() < OVERRUN_RATE
     in_view, searches = [question.entity], []
     for hop in range(max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)):
-      entity, relation = int(rng.choice(in_view)), int(rng.integers(len(self.relations)))
+      entity, relation = int(rng.choice(in_view)), int(rng.choice(question.relations))
       searches.append(entity * len(self.relations) + relation)
       value = int(question.table[entity, relation])
       if hop < max_hops and value not in in_view:

@@ -1,11 +1,10 @@
-"""`TwoHopKB` as a search task: every question brings a fresh knowledge base, all of one batch share a memory by groups."""
+"""`TwoHopKB` as a search task: each question brings a fresh knowledge base; a batch shares a memory by groups."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from selfrag_jax.tasks.search import Corpus, Questions, pad_rows
+from selfrag_jax.tasks.search import Corpus, Indices, Questions, pad_rows
 from selfrag_jax.tasks.two_hop import NOTICE, TwoHopKB, vocabulary
 from selfrag_jax.text.chat import COMPACT, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer
@@ -31,7 +30,7 @@ class TwoHopSearch:
   def size(self, split: str) -> None:
     """Return None: questions never end."""
 
-  def questions(self, split: str, indices: Sequence[int]) -> Questions:
+  def questions(self, split: str, indices: Indices) -> Questions:
     """Draw the questions and place their gold documents in the memory of the batch."""
     drawn = [self.kb.question(split, int(index)) for index in indices]
     prompts, lengths = pad_rows([self._prompt(question.text) for question in drawn], self.prompt_tokens)
@@ -40,7 +39,7 @@ class TwoHopSearch:
     gold = np.array([question.gold for question in drawn], np.int32) + first[:, None]
     return Questions(prompts, lengths, gold, groups, [question.answers for question in drawn], first)
 
-  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+  def corpus(self, split: str, indices: Indices) -> Corpus:
     """Write the tables of the questions as documents, one group each."""
     n, per_group = len(indices), len(self.kb.keys)
     tables = np.stack([self.kb.question(split, int(index)).table for index in indices])

@@ -132,7 +132,7 @@ def render_notice(tokenizer: Tokenizer, text: str) -> list[int]:
   return [start, *tokenizer.encode(text), end]
 
 
-def visualize_tokenization(tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int], color: bool = True) -> str:
+def visualize_tokenization(tokenizer: Tokenizer, ids: Iterable[int], mask: Iterable[int], color: bool = True) -> str:
   """Show tokens with `|` between: green what the assistant wrote, grey the rest (`«…»` and bare without color)."""
   written, other = ("\033[32m{}\033[0m", "\033[90m{}\033[0m") if color else ("«{}»", "{}")
   # repr keeps a newline, or an escape sequence of a hostile document, visible and harmless

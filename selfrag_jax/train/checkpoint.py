@@ -307,7 +307,9 @@ def _require_same(saved: dict[str, Any], wanted: dict[str, Any], *, whole: bool)
       old, new = tuple(old["shape"]), tuple(new["shape"])
     else:
       old, new = (f"{a['dtype']}{a['shape']}" if a else "has none" for a in (old, new))
-    raise ValueError(f"{name}: checkpoint {old}, model {new}; restore with the model config that the metadata holds")
+    raise ValueError(
+      f"{name}: checkpoint {old}, model {new}; use another workdir, or the model config that {METADATA} there holds"
+    )
 
 
 def _read_arrays(folder: epath.Path, abstract_state: Any) -> Any:

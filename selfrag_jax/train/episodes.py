@@ -1,7 +1,6 @@
 """Play rollouts of a search task and score them: what reinforcement learning trains on and evaluation reports."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
-from selfrag_jax.tasks.search import Corpus, Questions, SearchTask
+from selfrag_jax.tasks.search import Corpus, Indices, Questions, SearchTask
 from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
@@ -74,7 +73,7 @@ class Player:
     self._build = jax.jit(self._build_memory)
     self._play = jax.jit(self._play_traced, static_argnames=("config", "kind", "repeats"))
 
-  def memory(self, split: str, indices: Sequence[int]) -> MemoryState:
+  def memory(self, split: str, indices: Indices) -> MemoryState:
     """Return the memory of the documents that these questions are asked over."""
     corpus = self.task.corpus(split, indices)
     if self._shared is not None and self._shared[0] is corpus:
@@ -89,7 +88,7 @@ class Player:
     self,
     params: Params,
     split: str,
-    indices: Sequence[int],
+    indices: Indices,
     config: RolloutConfig,
     key: PRNGKey,
     *,
@@ -110,7 +109,7 @@ class Player:
     self,
     params: Params,
     split: str,
-    indices: Sequence[int],
+    indices: Indices,
     config: RolloutConfig,
     *,
     repeats: int,
@@ -136,7 +135,7 @@ class Player:
     recall = found.sum(axis=1) / np.maximum(wanted.sum(axis=1), 1)
     first = (slots[:, 0] == gold[:, :1]).any(axis=1) if slots.shape[1] else np.zeros(len(row), bool)
     said = [self.task.tokenizer.decode(t.answer, skip_special=True) if t.answer else "" for t in transcripts]
-    pairs = [(answer, questions.answers[i]) for answer, i in zip(said, row, strict=True)]
+    pairs = [(answer, questions.answers[int(i)]) for answer, i in zip(said, row, strict=True)]
     columns = (
       [exact_match(*pair) for pair in pairs],
       [hotpot_f1(*pair) for pair in pairs],
@@ -215,7 +214,7 @@ def evaluate(
   rollout_config: RolloutConfig,
   kind: RetrieverKind = "memory",
 ) -> Scores:
-  """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut off again."""
+  """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut again."""
   size = player.task.size(split)
   n = n if size is None else min(n, size)
   greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))

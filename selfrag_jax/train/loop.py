@@ -21,15 +21,22 @@ class Preempted(SystemExit):
 
 
 class NonFiniteLossError(FloatingPointError):
-  """The loss is NaN or infinite; the last good checkpoint stays."""
+  """The loss or its gradient is NaN or infinite; the last good checkpoint stays."""
 
 
 class Phase(Protocol):
   """One phase of training: its data, one pure step, and its evaluation."""
 
-  name: str
-  total_steps: int
-  best_metric: str | None  # of `evaluate`; that checkpoint is kept beside the latest
+  @property
+  def name(self) -> str: ...
+
+  @property
+  def total_steps(self) -> int: ...
+
+  @property
+  def best_metric(self) -> str | None:
+    """The score of `evaluate` whose best checkpoint is kept beside the latest."""
+    ...
 
   def abstract_state(self) -> TrainState: ...
 
@@ -52,13 +59,16 @@ class StopSignal:
   def __init__(self):
     self.requested = False
 
+    # with several hosts JAX's own handler must stay: it makes them agree on the step
+    self._handles = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
+
   def __enter__(self) -> "StopSignal":
-    if threading.current_thread() is threading.main_thread():
+    if self._handles:
       self._before = signal.signal(signal.SIGTERM, lambda *_: setattr(self, "requested", True))
     return self
 
   def __exit__(self, *_) -> None:
-    if threading.current_thread() is threading.main_thread():
+    if self._handles:
       signal.signal(signal.SIGTERM, self._before)
 
   def at(self, step: int) -> bool:
@@ -102,7 +112,9 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
         if stopping or evaluating or due(step, config.checkpoint_every):
           _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
           pending = None
-          scores = phase.evaluate(state) if evaluating and not stopping else {}
+          scores = (
+            phase.evaluate(state) if evaluating else {}
+          )  # when stopping too: the resumed run will not come by here
           if scores:
             telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
           saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
@@ -120,7 +132,8 @@ def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) ->
   step, metrics = pending
   values = {name: float(value) for name, value in metrics.items()}
   telemetry.log(step, values)
-  if not math.isfinite(values.get("loss", 0.0)):
-    raise NonFiniteLossError(
-      f"loss is {values['loss']} at step {step}; the last good checkpoint is kept: lower the learning rate"
-    )
+  for name in ("loss", "grad_norm"):  # of a finite loss the gradient may still be NaN, and with it the new parameters
+    if not math.isfinite(values.get(name, 0.0)):
+      raise NonFiniteLossError(
+        f"{name} is {values[name]} at step {step}; the last good checkpoint is kept: lower the learning rate"
+      )

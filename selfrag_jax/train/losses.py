@@ -1,9 +1,10 @@
 """Losses as pure functions: token log-probabilities, advantages, and the clipped policy loss."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.model.config import ModelConfig
@@ -29,7 +30,7 @@ def sequence_log_probs(
   whole of them would be most of the memory.
   """
   lm = LM(config)
-  hidden = lm.apply(params, tokens_BxT, segment_ids_BxT)
+  hidden: Any = lm.apply(params, tokens_BxT, segment_ids_BxT)
   time = tokens_BxT.shape[1]
   chunk = min(chunk, time)
   padding = -time % chunk
@@ -39,7 +40,8 @@ def sequence_log_probs(
 
   @jax.checkpoint
   def chunk_log_probs(hidden: Array, targets: Array) -> Array:
-    return token_log_probs(lm.apply(params, hidden, method="logits"), targets, temperature)
+    logits: Any = lm.apply(params, hidden, method="logits")
+    return token_log_probs(logits, targets, temperature)
 
   _, out = jax.lax.scan(lambda _, xs: (None, chunk_log_probs(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
   shifted = jnp.pad(jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)[:, : time - 1], ((0, 0), (1, 0)))
@@ -47,25 +49,28 @@ def sequence_log_probs(
   return jnp.where(follows & (segment_ids_BxT != 0), shifted, 0)
 
 
-def advantages(rewards_QxR: Array, kind: Advantage) -> tuple[Array, Array]:
-  """Compare the R rollouts of each question. Returns advantages [Q, R] and weights [Q, 1]: 0 for groups of equal rewards.
+def advantages(rewards_QxR: np.ndarray, kind: Advantage) -> tuple[np.ndarray, np.ndarray]:
+  """Compare the R rollouts of each question; numpy, on the host, where rewards are made.
 
+  Returns advantages [Q, R] and bool [Q]: which questions teach anything, that is, have rollouts of different rewards.
   `mean`: reward minus the group's mean (Dr. GRPO, arXiv 2503.20783); `grpo`: that over the group's standard deviation
   (arXiv 2402.03300); `rloo`: minus the mean of the others (arXiv 2402.14740); `reinforce`: minus the batch's mean.
   """
-  mean = jnp.mean(rewards_QxR, axis=1, keepdims=True)
-  spread = jnp.std(rewards_QxR, axis=1, keepdims=True)
-  centred = rewards_QxR - mean
-  if kind == "grpo":
-    centred = centred / (spread + 1e-6)
+  centred = rewards_QxR - rewards_QxR.mean(axis=1, keepdims=True)
+  spread = rewards_QxR.std(axis=1, keepdims=True)
+  n = rewards_QxR.shape[1]
+  if kind == "mean":
+    result = centred
+  elif kind == "grpo":
+    result = centred / (spread + 1e-6)
   elif kind == "rloo":
-    n = rewards_QxR.shape[1]
-    centred = centred * n / max(n - 1, 1)
+    result = centred * n / max(n - 1, 1)
   elif kind == "reinforce":
-    centred = rewards_QxR - jnp.mean(rewards_QxR)
-  elif kind != "mean":
+    result = rewards_QxR - rewards_QxR.mean()
+  else:
     raise ValueError(f"advantage {kind!r}; one of mean, grpo, rloo, reinforce")
-  return centred, (spread > 0).astype(rewards_QxR.dtype)
+  # not `spread > 0`: the mean of equal rewards is not always their value to the last bit
+  return result, (rewards_QxR != rewards_QxR[:, :1]).any(axis=1)
 
 
 def policy_loss(

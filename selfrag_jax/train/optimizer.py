@@ -27,10 +27,10 @@ class OptimizerConfig:
   learning_rate: float = 3e-4
   schedule: Literal["constant", "cosine", "linear"] = "constant"
   warmup_steps: int = 0
-  final_fraction: float = 0.0  # of the peak, at the last step
+  final_fraction: float = 0.0  # of the peak, where the last step ends
   b1: float = 0.9
   b2: float = 0.95
-  weight_decay: float = 0.0
+  weight_decay: float = 0.0  # of matrices; Muon spares embeddings
   clip_norm: float = 1.0
 
 

@@ -1,4 +1,4 @@
-"""From a config to checked settings: every section is a frozen dataclass, and an unknown key is an error with a suggestion."""
+"""From a config to checked settings: each section is a frozen dataclass, an unknown key an error with a suggestion."""
 
 import dataclasses
 import difflib
@@ -35,6 +35,9 @@ class SFTConfig:
   accumulate: int = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
+  def __post_init__(self):
+    _check_split(self.batch_size, self.accumulate, "batch_size")
+
 
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
@@ -54,6 +57,11 @@ class RLConfig:
   control: Literal["none", "random_reward", "permuted"] = "none"
   optimizer: OptimizerConfig = OptimizerConfig()
 
+  def __post_init__(self):
+    if self.rollouts_per_question < 2:
+      raise ValueError(f"rollouts_per_question is {self.rollouts_per_question}; comparing them takes at least 2")
+    _check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
@@ -62,6 +70,11 @@ class EvalConfig:
   periodic: int = 256
   final: int = 1024
   batch_size: int = 128
+
+
+def _check_split(rows: int, accumulate: int, name: str) -> None:
+  if accumulate < 1 or rows % accumulate:
+    raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")
 
 
 def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:

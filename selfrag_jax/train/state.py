@@ -18,7 +18,7 @@ from selfrag_jax.typing import Array, Params, PRNGKey
 
 @struct.dataclass
 class TrainState:
-  """Step (also the position in the data), parameters, optimizer state and the key that every step folds its number into."""
+  """Step (the position in the data), parameters, optimizer state, and the key that steps fold their number into."""
 
   step: Array
   params: Params
@@ -27,7 +27,7 @@ class TrainState:
 
 
 def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-  """Return the state as ShapeDtypeStructs with the shardings of `mesh`: for restoring and for compiling ahead of time."""
+  """Return the state as ShapeDtypeStructs with the shardings of `mesh`, to restore or to compile ahead of time."""
   boxed = jax.eval_shape(lambda key: _create(config, optimizer, key), jax.random.key(0))
   shardings = shardings_of(boxed, mesh)
   return jax.tree.map(

@@ -1,4 +1,4 @@
-"""Rollouts: the compiled program writes what chat rendering would, masks only what was sampled, and equals the host mode."""
+"""Rollouts: the compiled program writes what chat rendering would, masks what was sampled, and equals the host mode."""
 
 import flax.linen as nn
 import jax

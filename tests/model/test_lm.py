@@ -1,4 +1,4 @@
-"""Behaviour of the language model: decode = forward, packed = separate, causality by gradient, pads that change no bit."""
+"""The language model: decode = forward, packed = separate, causality by gradient, pads that change no bit."""
 
 import flax.linen as nn
 import jax

@@ -58,7 +58,7 @@ class Refrag:
     self._mesh, self._seed, self._params = mesh, seed, params
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     self._update = make_update(self._loss, self._optimizer, config.accumulate)
-    self._reference = (jax.tree.map(jnp.copy, params),) if config.kl_weight else ()
+    self._reference = (params,) if config.kl_weight else ()
 
   def abstract_state(self) -> TrainState:
     return abstract_state(self._model, self._optimizer, self._mesh)
@@ -84,10 +84,10 @@ class Refrag:
     scores = self._player.score(episodes)
     rewards = self._rewards(episodes, scores, int(batch[0]))
     by_question = rewards.reshape(-1, config.rollouts_per_question)
-    advantage, weight = (np.asarray(x) for x in advantages(by_question, config.advantage))
+    advantage, kept = advantages(by_question, config.advantage)
     played = episodes.rollout
     columns = jax.device_put(
-      {"advantages": advantage.reshape(-1), "kept": np.repeat(weight[:, 0] > 0, config.rollouts_per_question)},
+      {"advantages": advantage.reshape(-1), "kept": np.repeat(kept, config.rollouts_per_question)},
       batch_sharding(self._mesh),
     )
     rows = {
@@ -97,7 +97,7 @@ class Refrag:
       "lengths": played.lengths,
     }
     state, metrics = self._update(state, rows | columns, *self._reference)
-    means = {"reward": float(rewards.mean()), "groups_kept": float(weight.mean()), **scores.means()}
+    means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
@@ -131,7 +131,7 @@ class Refrag:
     if config.control == "permuted":
       order = np.roll(np.arange(len(episodes.questions.answers)), 1)
       scores = self._player.score(episodes._replace(questions=permuted(episodes.questions, order)))
-    return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall)
+    return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *reference: Params) -> LossSums:
     tokens = batch["tokens"]

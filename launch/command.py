@@ -1,0 +1,48 @@
+"""How every launcher starts: an error that the user can mend is one line, any other keeps its traceback."""
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+  """Parse the flags and run `main(argv)`. What the user can mend ends as `error: …` with exit code 1.
+
+  `--v=1` shows where such an error arose as well.
+  """
+  app.run(lambda argv: _one_line(main, argv), flags_parser=_parse)
+
+
+def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
+  # orbax writes dozens of lines a checkpoint
+  logging.get_absl_handler().addFilter(lambda record: record.levelno > logging.INFO or "orbax" not in record.pathname)
+  try:
+    main(argv)
+  except Exception as error:
+    from selfrag_jax.train.checkpoint import CheckpointError
+    from selfrag_jax.train.loop import NonFiniteLossError
+    from selfrag_jax.train.workdir import WorkdirInUseError
+
+    mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, WorkdirInUseError)
+    if logging.vlog_is_on(1) or not isinstance(error, mendable):
+      raise
+    # ml_collections packs the reason why a config file could not be read into the last line
+    lines = str(error).split("\n")
+    sys.exit(f"error: {lines[-1].strip() if isinstance(error, OSError) else ' '.join(lines)}")
+
+
+def _parse(argv: list[str]) -> list[str]:
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:  # of an error in a config file the last line says what is wrong
+    sys.exit(f"error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')}")
+  except OSError as error:
+    sys.exit(f"error: {str(error).splitlines()[-1].strip()}")
+  except (AttributeError, KeyError) as error:  # an override of something that the config does not have
+    reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error.args[0]
+    key, _, hint = str(reason).partition("\n")
+    flag = next((arg for arg in argv if key.strip("'") in arg.split("=")[0].split(".")), None)
+    if flag is None:  # a bug of the config file
+      raise
+    sys.exit(f"error: {flag}: unknown key {key}. {hint}")
