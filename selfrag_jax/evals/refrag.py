@@ -1,144 +1,48 @@
 """The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from absl import logging
+import numpy as np
 from etils import epath
-from jax.sharding import Mesh
 
 from selfrag_jax.evals import figures
-from selfrag_jax.generate.retrieve import RetrieverKind
-from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.mesh import check_batch, make_mesh
+from selfrag_jax.evals.experiment import Experiment, build, dry_run
+from selfrag_jax.generate.rollout import HostRetrieve
 from selfrag_jax.metrics.statistics import wilson_interval
-from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.tasks.search import SearchTask
-from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.text.chat import visualize_tokenization
+from selfrag_jax.model.config import count_params
+from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.train.checkpoint import load
-from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
+from selfrag_jax.train.episodes import Scores
 from selfrag_jax.train.loop import checkpoints, train
-from selfrag_jax.train.phases.refrag import Refrag
-from selfrag_jax.train.phases.sft import SFT
-from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig, settings
 from selfrag_jax.train.workdir import write_json
 from selfrag_jax.typing import Params
 
-
-@dataclasses.dataclass
-class Experiment:
-  """A checked config, and the parts that all phases share."""
-
-  config: dict[str, Any]
-  mesh: Mesh
-  task: SearchTask
-  model: ModelConfig
-  player: Player
-  rollout: RolloutConfig
-  sft: SFTConfig
-  sft_gold: SFTConfig
-  rl: RLConfig
-  evaluation: EvalConfig
-  loop: LoopConfig
-
-  @property
-  def seed(self) -> int:
-    return self.config["seed"]
-
-  @property
-  def metadata(self) -> dict[str, Any]:
-    """What a checkpoint says about itself."""
-    return {
-      "config": self.config,
-      "model": self.model.to_dict(),
-      "tokenizer": {"name": self.task.tokenizer.name, "fingerprint": self.task.tokenizer.fingerprint},
-    }
-
-  def evaluate(self, params: Params, split: str, n: int, kind: RetrieverKind = "memory", **overrides: Any) -> Scores:
-    """Score a policy greedily; `overrides` change the rollout's bounds."""
-    rollout = dataclasses.replace(self.rollout, **overrides)
-    return evaluate(self.player, params, split, n, self.evaluation.batch_size, rollout, kind)
-
-  def sft_phase(self, name: str, config: SFTConfig) -> SFT:
-    return SFT(
-      name,
-      self.task,
-      self.model,
-      config,
-      max_hops=self.rollout.max_hops,
-      mesh=self.mesh,
-      seed=self.seed,
-      params=None,
-      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic).means(),
-    )
-
-  def rl_phase(self, params: Params) -> Refrag:
-    return Refrag(
-      "rl",
-      self.player,
-      self.model,
-      self.rl,
-      self.rollout,
-      self.evaluation,
-      mesh=self.mesh,
-      seed=self.seed,
-      params=params,
-    )
+__all__ = ["build", "dry_run", "load_policy", "run"]
 
 
-def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  known = (
-    "experiment",
-    "seed",
-    "mesh",
-    "task",
-    "model",
-    "memory",
-    "rollout",
-    "sft",
-    "sft_gold",
-    "rl",
-    "evaluation",
-    "loop",
-  )
-  config = {name: config[name] for name in known}
-  mesh = make_mesh(config["mesh"])
-  task = make_task(config["task"])
-  model = settings(ModelConfig, {"vocab_size": task.tokenizer.vocab_size, **config["model"]}, "model")
-  evaluation = settings(EvalConfig, config["evaluation"], "evaluation")
-  check_batch(mesh, evaluation.batch_size, "evaluation.batch_size")
-  experiment = Experiment(
-    config=config,
-    mesh=mesh,
-    task=task,
-    model=model,
-    player=Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh),
-    rollout=settings(RolloutConfig, config["rollout"], "rollout"),
-    sft=settings(SFTConfig, config["sft"], "sft"),
-    sft_gold=settings(SFTConfig, config["sft_gold"], "sft_gold"),
-    rl=settings(RLConfig, config["rl"], "rl"),
-    evaluation=evaluation,
-    loop=settings(LoopConfig, config["loop"], "loop"),
-  )
-  with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
-    sft = experiment.sft_phase("sft", experiment.sft)
-    experiment.sft_phase("sft_gold", experiment.sft_gold)
-    experiment.rl_phase(sft.abstract_state().params)
-  return experiment
+class Condition(NamedTuple):
+  """One line of the report: which policy, with which retriever and bounds."""
+
+  policy: str
+  text: str
+  kind: str = "memory"
+  max_hops: int | None = None
 
 
-def make_task(section: Mapping[str, Any]) -> SearchTask:
-  """Build the task that `config.task.name` names from the other keys of its section."""
-  options = {key: value for key, value in section.items() if key != "name"}
-  if section["name"] == "two_hop":
-    return TwoHopSearch(**options)
-  raise ValueError(f"config.task.name is {section['name']!r}; one of two_hop")
+CONDITIONS = {
+  "base": Condition("base", "the pretrained model, before any training"),
+  "closed_book": Condition("rl", "the final policy, no search allowed", max_hops=0),
+  "one_search": Condition("rl", "the final policy, one search allowed", max_hops=1),
+  "sft": Condition("sft", "before reinforcement"),
+  "sft_gold": Condition("sft_gold", "trained on gold demonstrations instead"),
+  "refrag": Condition("rl", "the final policy: after reinforcement"),
+  "bm25": Condition("rl", "the final policy, its queries answered by BM25", kind="bm25"),
+  "oracle": Condition("rl", "the final policy, given the gold documents", kind="oracle"),
+}
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
@@ -148,18 +52,18 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """
   started = time.monotonic()
   workdir = epath.Path(workdir)
-  logging.info(
-    "%s parameters, block pattern %s",
-    f"{count_params(experiment.model)['total']:,}",
-    experiment.model.to_dict()["block_pattern"],
-  )
+  parameters, pattern = count_params(experiment.model)["total"], experiment.model.to_dict()["block_pattern"]
+  print(f"{parameters:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
+  policies: dict[str, Params] = {}
+  train_phase = lambda phase: train(phase, workdir, experiment.loop, experiment.metadata).params
   with jax.set_mesh(experiment.mesh):
-    sft = train(experiment.sft_phase("sft", experiment.sft), workdir, experiment.loop, experiment.metadata).params
-    sft_gold = train(
-      experiment.sft_phase("sft_gold", experiment.sft_gold), workdir, experiment.loop, experiment.metadata
-    ).params
-    refrag = train(experiment.rl_phase(sft), workdir, experiment.loop, experiment.metadata).params
-    report = evaluate_all(experiment, sft, sft_gold, refrag)
+    if experiment.base_params is not None:
+      policies["base"] = experiment.base_params
+    policies["sft"] = train_phase(experiment.sft_phase("sft", experiment.sft))
+    if experiment.sft_gold.steps:
+      policies["sft_gold"] = train_phase(experiment.sft_phase("sft_gold", experiment.sft_gold))
+    policies["rl"] = train_phase(experiment.rl_phase(policies["sft"]))
+    report = summarize(experiment, evaluate_all(experiment, policies))
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   write_json(workdir / "config.json", experiment.config)
   write_json(workdir / "report.json", report)
@@ -168,58 +72,95 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   return report
 
 
-def evaluate_all(experiment: Experiment, sft: Params, sft_gold: Params, refrag: Params) -> dict[str, Any]:
-  """Evaluate every policy and reference line on the same held-out questions."""
-  n = experiment.evaluation.final
-  scores = {
-    "closed_book": experiment.evaluate(refrag, "test", n, max_hops=0),
-    "one_search": experiment.evaluate(refrag, "test", n, max_hops=1),
-    "sft": experiment.evaluate(sft, "test", n),
-    "sft_gold": experiment.evaluate(sft_gold, "test", n),
-    "refrag": experiment.evaluate(refrag, "test", n),
-    "oracle": experiment.evaluate(refrag, "test", n, kind="oracle"),
-  }
+def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict[str, Scores]:
+  """Evaluate every condition whose policy there is on the same held-out questions."""
+  scores, n = {}, experiment.evaluation.final
+  for name, condition in CONDITIONS.items():
+    if condition.policy not in policies or (
+      condition.kind == "bm25" and not isinstance(experiment.task, PassageSearch)
+    ):
+      continue
+    kind: Any = bm25(experiment.task) if condition.kind == "bm25" else condition.kind
+    overrides = {} if condition.max_hops is None else {"max_hops": condition.max_hops}
+    scores[name] = experiment.evaluate(policies[condition.policy], "test", n, kind, **overrides)
+    print(f"evaluated {name}: exact match {scores[name].exact_match.mean():.3f}", flush=True)
+  return scores
+
+
+def bm25(task: Any) -> HostRetrieve:
+  """Return a host retriever over the passages of a task: BM25 (lucene, English stop words and stemmer)."""
+  import bm25s  # runs a JAX operation when it is imported
+  import Stemmer
+
+  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus("test", ())
+  tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
+  index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+  index.index(tokenize([f"{doc['title']} {doc['content']}" for doc in task.documents]), show_progress=False)
+
+  def retrieve(queries, hop: int):
+    texts = [task.tokenizer.decode(query, skip_special=True) for query in queries]
+    slots, scores = index.retrieve(tokenize(texts), k=16, show_progress=False)
+    found = [[int(s) for s, score in zip(*row, strict=True) if score > 0] for row in zip(slots, scores, strict=True)]
+    return [[(slot, corpus.tokens[slot, : corpus.lengths[slot]].tolist()) for slot in row] for row in found]
+
+  return retrieve
+
+
+def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str, Any]:
+  """Turn scores into the report."""
   final = scores["refrag"]
-  count = len(final.exact_match)
-  em = {name: float(score.exact_match.mean()) for name, score in scores.items()}
+  means = lambda field: {name: float(getattr(score, field).mean()) for name, score in scores.items()}
   interval = lambda score: list(wilson_interval(int(score.exact_match.sum()), len(score.exact_match)))
-  return {
-    "em": em,
+  report = {
+    "em": means("exact_match"),
     "em_interval": {name: interval(score) for name, score in scores.items()},
-    "f1": {name: float(score.f1.mean()) for name, score in scores.items()},
+    "f1": means("f1"),
+    "all_gold": means("all_gold"),
+    "valid": means("valid"),
     "recall": {"hop1": float(final.first_gold.mean()), "gold": float(final.gold_recall.mean())},
     "searches_per_question": float(final.searches.mean()),
     "format_valid": float(final.valid.mean()),
     "chance": experiment.task.chance,
-    "n": count,
+    "n": len(final.exact_match),
     "parameters": count_params(experiment.model)["total"],
     "block_pattern": experiment.model.to_dict()["block_pattern"],
     "seed": experiment.seed,
   }
+  if isinstance(experiment.task, PassageSearch):
+    report["bm25_question_all_gold"] = bm25_of_questions(experiment)
+    report["dropped_questions"], report["cut_passages"] = (
+      experiment.task.dropped_questions,
+      experiment.task.cut_passages,
+    )
+  return report
 
 
-DESCRIPTIONS = {
-  "closed_book": "the same policy, no search allowed",
-  "one_search": "the same policy, one search allowed",
-  "sft": "before reinforcement: it knows the format",
-  "sft_gold": "trained on gold demonstrations instead",
-  "refrag": "after reinforcement",
-  "oracle": "the same policy, given the gold documents",
-}
+def bm25_of_questions(experiment: Experiment) -> float:
+  """Return how often BM25 finds all gold passages with the question alone, given as many documents as the policy."""
+  task: Any = experiment.task
+  indices = np.arange(task.size("test"))
+  budget = experiment.rollout.max_hops * experiment.rollout.documents_per_hop
+  queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
+  gold = task.questions("test", indices).gold
+  found = [{slot for slot, _ in row[:budget]} for row in bm25(task)(queries, 0)]
+  return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
 
 
 def table(report: Mapping[str, Any]) -> str:
   """Format the report for a terminal."""
-  lines = [f"{'':12} {'EM':>6}  95 % interval"]
-  for name, text in DESCRIPTIONS.items():
+  lines = [f"{'':12} {'EM':>6}  {'95 % interval':16} {'F1':>6} {'all gold':>9} {'valid':>6}"]
+  for name, em in report["em"].items():
     low, high = report["em_interval"][name]
-    lines.append(f"{name:12} {report['em'][name]:6.3f}  [{low:.3f}, {high:.3f}]  {text}")
+    rest = f"{report['f1'][name]:6.3f} {report['all_gold'][name]:9.3f} {report['valid'][name]:6.3f}"
+    lines.append(f"{name:12} {em:6.3f}  [{low:.3f}, {high:.3f}]   {rest}  {CONDITIONS[name].text}")
   lines.append(f"{'chance':12} {report['chance']:6.3f}")
   lines.append(
     f"first document found {report['recall']['hop1']:.3f}, gold documents {report['recall']['gold']:.3f}, "
-    f"searches a question {report['searches_per_question']:.2f}, valid format {report['format_valid']:.3f}, "
-    f"n = {report['n']}, {report['wall_seconds']:.0f} s"
+    f"searches a question {report['searches_per_question']:.2f}, n = {report['n']}, {report['wall_seconds']:.0f} s"
   )
+  if "bm25_question_all_gold" in report:
+    lines.append(f"BM25 with the question alone finds all gold passages for {report['bm25_question_all_gold']:.3f}")
+    lines.append(f"{report['dropped_questions']} questions left out as too long, {report['cut_passages']} passages cut")
   return "\n".join(lines)
 
 
@@ -234,33 +175,3 @@ def load_policy(experiment: Experiment, workdir: epath.PathLike, phase: str) -> 
   if saved != ours:
     raise ValueError(f"the checkpoint's tokenizer is {json.dumps(saved)}, the task's is {json.dumps(ours)}")
   return restored.state["params"]
-
-
-def dry_run(experiment: Experiment) -> None:
-  """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
-  counts, rows = count_params(experiment.model), []
-  print(
-    f"mesh        {dict(experiment.mesh.shape)} on {experiment.mesh.devices.size} {jax.devices()[0].platform} devices"
-  )
-  print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
-  print(f"pattern     {experiment.model.to_dict()['block_pattern']}")
-  with jax.set_mesh(experiment.mesh):
-    sft = experiment.sft_phase("sft", experiment.sft)
-    programs = {f"sft {name}": lowered for name, lowered in sft.lower().items()}
-    programs |= {
-      f"rl {name}": lowered for name, lowered in experiment.rl_phase(sft.abstract_state().params).lower().items()
-    }
-    for name, lowered in programs.items():
-      memory: Any = lowered.compile().memory_analysis()
-      rows.append((name, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes))
-  print(f"{'a device':12}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
-  for name, *sizes in rows:
-    print(f"{name:12}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
-  batch = sft.batch(0)
-  length = int(batch["segment_ids"][0].sum())
-  print("first demonstration of phase sft («…» is trained on):")
-  print(
-    visualize_tokenization(
-      experiment.task.tokenizer, batch["tokens"][0, :length], batch["mask"][0, :length], color=False
-    )
-  )

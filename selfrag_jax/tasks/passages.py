@@ -10,7 +10,7 @@ import numpy as np
 
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.tasks.datasets import QAFolder, Question
-from selfrag_jax.tasks.search import Corpus, Questions, pad_rows
+from selfrag_jax.tasks.search import Corpus, Indices, Questions, pad_rows
 from selfrag_jax.tasks.two_hop import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
 from selfrag_jax.text.chat import (
   CHATML,
@@ -86,7 +86,7 @@ class PassageSearch:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     return len(self._parts[split])
 
-  def questions(self, split: str, indices: Sequence[int]) -> Questions:
+  def questions(self, split: str, indices: Indices) -> Questions:
     """Return the questions; gold slots are padded by -1 to the most that any question has.
 
     Raises ValueError for a negative index, and for one past the end of valid or test.
@@ -96,7 +96,11 @@ class PassageSearch:
     gold, _ = pad_rows([question.gold for question in chosen], self._gold_width, pad=-1)
     return Questions(prompts, lengths, gold, np.zeros(len(chosen), np.int32), [q.answers for q in chosen])
 
-  def corpus(self, split: str, indices: Sequence[int]) -> Corpus:
+  def texts(self, split: str, indices: Indices) -> list[str]:
+    """Return what the questions ask, as text."""
+    return [question.text for question in self._choose(split, indices)]
+
+  def corpus(self, split: str, indices: Indices) -> Corpus:
     """Return the documents, always the same object: the questions share one memory."""
     return self._corpus
 
@@ -194,7 +198,7 @@ class PassageSearch:
     known = {normalize_answer(answer) for question in self._parts["train"] for answer in question.answers}
     return max(right[answer] for answer in known) / len(held_out)
 
-  def _choose(self, split: str, indices: Sequence[int]) -> list[Question]:
+  def _choose(self, split: str, indices: Indices) -> list[Question]:
     size, part = self.size(split), self._parts[split]
     ends = split in ("valid", "test")
     if wrong := [int(i) for i in indices if i < 0 or (ends and i >= size)]:

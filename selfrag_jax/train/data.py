@@ -24,5 +24,6 @@ def batches(make: Callable[[int], Any], start: int, stop: int, *, prefetch: int 
 
   The position in the data is the step itself, so resuming is exact on any number of processes.
   """
-  data = grain.MapDataset.source(_Steps(make, stop))  # type: ignore[arg-type]  # a duck-typed source.slice(slice(start, stop))
+  source: Any = _Steps(make, stop)  # duck-typed
+  data = grain.MapDataset.source(source).slice(slice(start, stop))
   return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)))

@@ -9,7 +9,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
-from selfrag_jax.generate.rollout import ControlTokens, Policy, Rollout, RolloutConfig, control_tokens, rollout
+from selfrag_jax.generate.rollout import (
+  ControlTokens,
+  HostRetrieve,
+  Policy,
+  Rollout,
+  RolloutConfig,
+  control_tokens,
+  rollout,
+  rollout_on_host,
+)
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
@@ -71,6 +80,7 @@ class Player:
     self._bag: TokenBag | None = None
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
+    self._unstack = jax.jit(lambda params: unstack(model, params))
     self._play = jax.jit(self._play_traced, static_argnames=("config", "kind", "repeats"))
 
   def memory(self, split: str, indices: Indices) -> MemoryState:
@@ -104,6 +114,16 @@ class Player:
     played = self._play(params, self._bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
+
+  def play_on_host(
+    self, params: Params, split: str, indices: Indices, config: RolloutConfig, key: PRNGKey, retrieve: HostRetrieve
+  ) -> Episodes:
+    """Roll every question out once around a Python retriever; the same hops, one program a turn."""
+    questions, width = self.task.questions(split, indices), self.task.document_tokens
+    policy = Policy(self.model, self._unstack(params), config, self.control)
+    played = rollout_on_host(policy, *map(jax.numpy.asarray, questions[:2]), retrieve, width, key)
+    host = fetch(played)
+    return Episodes(played, host, read_transcripts(host, self.control), questions, 1)
 
   def lower(
     self,
@@ -212,7 +232,7 @@ def evaluate(
   n: int,
   batch_size: int,
   rollout_config: RolloutConfig,
-  kind: RetrieverKind = "memory",
+  kind: RetrieverKind | HostRetrieve = "memory",
 ) -> Scores:
   """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut again."""
   size = player.task.size(split)
@@ -221,7 +241,11 @@ def evaluate(
   parts = []
   for start in range(0, n, batch_size):
     indices = np.minimum(np.arange(start, start + batch_size), n - 1)
-    episodes = player.play(params, split, indices, greedy, jax.random.key(start), kind=kind)
+    key = jax.random.key(start)
+    if callable(kind):
+      episodes = player.play_on_host(params, split, indices, greedy, key, kind)
+    else:
+      episodes = player.play(params, split, indices, greedy, key, kind=kind)
     parts.append(Scores(*(column[: n - start] for column in player.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 

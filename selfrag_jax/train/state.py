@@ -35,9 +35,14 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
   )
 
 
+def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+  """Return where each leaf of the state lies on `mesh`."""
+  return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+
+
 def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
   """Draw a fresh state, each shard on the device that holds it."""
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+  shardings = state_shardings(config, optimizer, mesh)
   create = jax.jit(lambda key: nn.unbox(_create(config, optimizer, key)), out_shardings=shardings)
   return create(jax.random.key(seed))
 
@@ -46,7 +51,7 @@ def state_from_params(
   params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int
 ) -> TrainState:
   """Start a phase from given parameters with a fresh optimizer."""
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+  shardings = state_shardings(config, optimizer, mesh)
   create = lambda params, key: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key)
   return jax.jit(create, out_shardings=shardings)(params, jax.random.key(seed))
 
@@ -71,12 +76,16 @@ class LossSums(NamedTuple):
 
 
 def make_update(
-  loss: Callable[..., LossSums], optimizer: optax.GradientTransformation, accumulate: int = 1
+  loss: Callable[..., LossSums],
+  optimizer: optax.GradientTransformation,
+  accumulate: int = 1,
+  shardings: TrainState | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
   """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
 
   `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the batch is split along its first axis and the
-  sums of the micro-batches are added before the one division.
+  sums of the micro-batches are added before the one division. `shardings` are those that the state has and keeps: the
+  compiler alone might choose others, which the next step would have to be compiled for.
   """
 
   def sums_and_grads(params: Params, batch: Any, *constants: Any) -> tuple[LossSums, Params]:
@@ -103,4 +112,4 @@ def make_update(
     metrics = {name: value / weight for name, value in metrics.items()} | {"grad_norm": optax.tree.norm(grads)}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-  return jax.jit(update, donate_argnums=0)
+  return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))

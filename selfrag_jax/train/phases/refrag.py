@@ -22,7 +22,15 @@ from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
 from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.settings import EvalConfig, RLConfig
-from selfrag_jax.train.state import LossSums, TrainState, abstract, abstract_state, make_update, state_from_params
+from selfrag_jax.train.state import (
+  LossSums,
+  TrainState,
+  abstract,
+  abstract_state,
+  make_update,
+  state_from_params,
+  state_shardings,
+)
 from selfrag_jax.typing import Params
 
 
@@ -57,7 +65,8 @@ class Refrag:
     )
     self._mesh, self._seed, self._params = mesh, seed, params
     self._optimizer = make_optimizer(config.optimizer, config.steps)
-    self._update = make_update(self._loss, self._optimizer, config.accumulate)
+    shardings = state_shardings(model, self._optimizer, mesh)
+    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
     self._reference = (params,) if config.kl_weight else ()
 
   def abstract_state(self) -> TrainState:

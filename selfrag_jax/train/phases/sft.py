@@ -25,6 +25,7 @@ from selfrag_jax.train.state import (
   init_state,
   make_update,
   state_from_params,
+  state_shardings,
 )
 from selfrag_jax.typing import Params
 
@@ -52,7 +53,8 @@ class SFT:
     self._task, self._model, self._config, self._max_hops = task, model, config, max_hops
     self._mesh, self._seed, self._params, self._evaluate = mesh, seed, params, evaluate_policy
     self._optimizer = make_optimizer(config.optimizer, config.steps)
-    self._update = make_update(self._loss, self._optimizer, config.accumulate)
+    shardings = state_shardings(model, self._optimizer, mesh)
+    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
     size = task.size("sft")
     self._usable = None if size is None else self._fitting(size)
 

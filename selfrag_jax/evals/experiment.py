@@ -1,0 +1,180 @@
+"""A search experiment: a checked config, and the parts that its phases and evaluations share."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from selfrag_jax.generate.retrieve import RetrieverKind
+from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
+from selfrag_jax.mesh import check_batch, make_mesh
+from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.model.pretrained import Pretrained, load_pretrained
+from selfrag_jax.tasks.datasets import read_qa_folder
+from selfrag_jax.tasks.passages import PassageSearch
+from selfrag_jax.tasks.search import SearchTask
+from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.text.chat import CHATML, visualize_tokenization
+from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
+from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig, settings
+from selfrag_jax.typing import Params
+
+SECTIONS = {
+  "rollout": RolloutConfig,
+  "sft": SFTConfig,
+  "sft_gold": SFTConfig,
+  "rl": RLConfig,
+  "evaluation": EvalConfig,
+  "loop": LoopConfig,
+}
+
+
+@dataclasses.dataclass
+class Experiment:
+  """Everything that a config describes. `pretrained` is None for a model from scratch."""
+
+  config: dict[str, Any]
+  mesh: Mesh
+  pretrained: Pretrained | None
+  task: SearchTask
+  model: ModelConfig
+  player: Player
+  rollout: RolloutConfig
+  sft: SFTConfig
+  sft_gold: SFTConfig
+  rl: RLConfig
+  evaluation: EvalConfig
+  loop: LoopConfig
+
+  @property
+  def seed(self) -> int:
+    return self.config["seed"]
+
+  @property
+  def metadata(self) -> dict[str, Any]:
+    """What a checkpoint says about itself."""
+    return {
+      "config": self.config,
+      "model": self.model.to_dict(),
+      "tokenizer": {"name": self.task.tokenizer.name, "fingerprint": self.task.tokenizer.fingerprint},
+    }
+
+  def evaluate(
+    self, params: Params, split: str, n: int, kind: RetrieverKind | HostRetrieve = "memory", **overrides: Any
+  ) -> Scores:
+    """Score a policy greedily; `overrides` change the rollout's bounds."""
+    rollout = dataclasses.replace(self.rollout, **overrides)
+    return evaluate(self.player, params, split, n, self.evaluation.batch_size, rollout, kind)
+
+  @functools.cached_property
+  def base_params(self) -> Params | None:
+    """The pretrained parameters on the mesh; None for a model from scratch."""
+    if self.pretrained is None:
+      return None
+    abstract = self._sft_phase("sft", self.sft, None).abstract_state().params
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), dict(self.pretrained.params), abstract)
+
+  def sft_phase(self, name: str, config: SFTConfig) -> SFT:
+    """Make a supervised phase; it starts from the pretrained parameters, or from scratch."""
+    return self._sft_phase(name, config, self.base_params)
+
+  def _sft_phase(self, name: str, config: SFTConfig, params: Params | None) -> SFT:
+    return SFT(
+      name,
+      self.task,
+      self.model,
+      config,
+      max_hops=self.rollout.max_hops,
+      mesh=self.mesh,
+      seed=self.seed,
+      params=params,
+      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic).means(),
+    )
+
+  def rl_phase(self, params: Params, name: str = "rl", rl: RLConfig | None = None, **overrides: Any) -> Refrag:
+    """Make the reinforcement phase that starts from `params`; `overrides` change the rollout's bounds."""
+    rollout = dataclasses.replace(self.rollout, **overrides)
+    return Refrag(
+      name,
+      self.player,
+      self.model,
+      rl or self.rl,
+      rollout,
+      self.evaluation,
+      mesh=self.mesh,
+      seed=self.seed,
+      params=params,
+    )
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  mesh = make_mesh(config["mesh"])
+  sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in SECTIONS.items()}
+  check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
+  pretrained = load_pretrained(config["init"]) if config["init"] else None
+  task = make_task(config["data"], pretrained, sections["rollout"].max_query_tokens)
+  model = make_model(config["model"], pretrained, task)
+  player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh)
+  experiment = Experiment(config, mesh, pretrained, task, model, player, **sections)
+  with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
+    sft = experiment.sft_phase("sft", experiment.sft)
+    if experiment.sft_gold.steps:
+      experiment.sft_phase("sft_gold", experiment.sft_gold)
+    experiment.rl_phase(sft.abstract_state().params)
+  return experiment
+
+
+def make_task(section: Mapping[str, Any], pretrained: Pretrained | None, max_query_tokens: int) -> SearchTask:
+  """Build the task that `config.data.name` names from the other keys of its section."""
+  options = {key: value for key, value in section.items() if key not in ("name", "path")}
+  if section["name"] == "two_hop":
+    return TwoHopSearch(**options)
+  if section["name"] == "passages":
+    if not section["path"]:
+      raise ValueError(
+        "config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER"
+      )
+    if pretrained is None or pretrained.tokenizer is None:
+      raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
+    template = pretrained.chat_template or CHATML
+    folder = read_qa_folder(section["path"])
+    return PassageSearch(folder, pretrained.tokenizer, template, max_query_tokens=max_query_tokens, **options)
+  raise ValueError(f"config.data.name is {section['name']!r}; one of two_hop, passages")
+
+
+def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: SearchTask) -> ModelConfig:
+  """Describe the model: from scratch, or the pretrained one with what `section` changes (dtype, remat)."""
+  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
+  return settings(ModelConfig, {**fields, **section}, "model")
+
+
+def dry_run(experiment: Experiment) -> None:
+  """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
+  counts, rows = count_params(experiment.model), []
+  print(
+    f"mesh        {dict(experiment.mesh.shape)} on {experiment.mesh.devices.size} {jax.devices()[0].platform} devices"
+  )
+  print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
+  print(f"pattern     {experiment.model.to_dict()['block_pattern']}")
+  with jax.set_mesh(experiment.mesh):
+    sft = experiment.sft_phase("sft", experiment.sft)
+    rl = experiment.rl_phase(sft.abstract_state().params)
+    programs = {f"sft {name}": lowered for name, lowered in sft.lower().items()}
+    programs |= {f"rl {name}": lowered for name, lowered in rl.lower().items()}
+    for name, lowered in programs.items():
+      memory: Any = lowered.compile().memory_analysis()
+      rows.append((name, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes))
+  print(f"{'a device':12}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
+  for name, *sizes in rows:
+    print(f"{name:12}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
+  batch = sft.batch(0)
+  n = int(batch["segment_ids"][0].sum())
+  print("first demonstration of phase sft («…» is trained on):")
+  print(visualize_tokenization(experiment.task.tokenizer, batch["tokens"][0, :n], batch["mask"][0, :n], color=False))

@@ -1,0 +1,233 @@
+"""The loop around a phase: resumed = uninterrupted, and every way to stop leaves a checkpoint that is good."""
+
+import json
+import logging
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.train import checkpoint
+from selfrag_jax.train.data import batches
+from selfrag_jax.train.episodes import MemoryConfig, Player
+from selfrag_jax.train.loop import NonFiniteLossError, Preempted, checkpoints, train
+from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig
+from selfrag_jax.train.state import TrainState
+
+METADATA = {"config": {"seed": 0}}
+STEPS = 12
+
+
+class Walk:
+  """A phase whose parameters walk by its batch and a random number; `on_step` may interfere with its metrics."""
+
+  name, best_metric = "walk", "score"
+
+  def __init__(self, steps: int = STEPS, on_step=lambda step, metrics: metrics):
+    self.total_steps, self.on_step, self.taken = steps, on_step, []
+    self._update = jax.jit(self._traced, donate_argnums=0)
+
+  def initial_state(self):
+    return TrainState(jnp.zeros((), jnp.int32), {"w": jnp.zeros(3)}, (), jax.random.key(7))
+
+  def abstract_state(self):
+    return jax.eval_shape(self.initial_state)
+
+  def batches(self, start):
+    return batches(lambda step: np.full(3, step, np.float32), start, self.total_steps)
+
+  def _traced(self, state, batch):
+    noise = jax.random.normal(jax.random.fold_in(state.key, state.step), (3,))
+    w = 0.9 * state.params["w"] + batch + noise
+    return state.replace(step=state.step + 1, params={"w": w}), {"loss": w.sum(), "tokens": 3}
+
+  def step(self, state, batch):
+    state, metrics = self._update(state, batch)
+    self.taken.append(int(state.step))
+    return state, self.on_step(self.taken[-1], metrics)
+
+  def evaluate(self, state):
+    return {"score": -abs(int(state.step) - 4)}  # best at step 4
+
+
+def config(**overrides):
+  return LoopConfig(**({"checkpoint_every": 3, "eval_every": 4} | overrides))
+
+
+def rows(workdir):
+  """Return the metrics of a run, apart from what the clock wrote."""
+  lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+
+
+def saved_steps(workdir):
+  return sorted(int(folder.parent.name) for folder in checkpoints(workdir, "walk").glob("*/manifest.json"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("uninterrupted")
+  return train(Walk(), workdir, config(), METADATA), rows(workdir)
+
+
+def assert_same_run(workdir, state, uninterrupted):
+  expected, metrics = uninterrupted
+  np.testing.assert_array_equal(state.params["w"], expected.params["w"])
+  assert int(state.step) == STEPS
+  assert rows(workdir) == metrics
+
+
+def test_every_step_is_logged_evaluated_and_saved(tmp_path, uninterrupted):
+  _, metrics = uninterrupted
+  assert [row["step"] for row in metrics if "loss" in row] == list(range(1, STEPS + 1))
+  assert [row["step"] for row in metrics if "eval/score" in row] == [4, 8, 12]
+  train(Walk(steps=10), tmp_path, config(), METADATA)
+  assert saved_steps(tmp_path) == [4, 9, 10]  # the best, and the two latest
+  assert checkpoint.read_metadata(checkpoints(tmp_path, "walk")) == METADATA | {"phase": "walk", "data_position": 10}
+
+
+@pytest.mark.parametrize("crash", [1, 3, 4, 8, 12])
+def test_a_run_that_crashed_ends_like_one_that_did_not(tmp_path, uninterrupted, crash):
+  def fail(step, metrics):
+    if step == crash:
+      raise KeyboardInterrupt
+    return metrics
+
+  with pytest.raises(KeyboardInterrupt):
+    train(Walk(on_step=fail), tmp_path, config(), METADATA)
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
+# 5 falls between the checkpoints, 8 on an evaluation, 12 is the last step
+@pytest.mark.parametrize("stop", [5, 8, 12])
+def test_sigterm_saves_at_the_step_and_ends_with_the_code(tmp_path, uninterrupted, stop):
+  def terminate(step, metrics):
+    if step == stop:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return metrics
+
+  before = signal.getsignal(signal.SIGTERM)
+  phase = Walk(on_step=terminate)
+  with pytest.raises(Preempted) as stopped:
+    train(phase, tmp_path, config(preempted_exit_code=75), METADATA)
+  assert stopped.value.code == 75
+  assert phase.taken[-1] == saved_steps(tmp_path)[-1] == stop
+  assert signal.getsignal(signal.SIGTERM) is before
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
+# 7 is an ordinary step, 9 and 12 would be saved
+@pytest.mark.parametrize(("name", "value"), [("loss", np.nan), ("loss", np.inf), ("grad_norm", np.nan)])
+@pytest.mark.parametrize("bad", [7, 9, 12])
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, bad, name, value):
+  phase = Walk(on_step=lambda step, metrics: metrics | ({name: value} if step == bad else {}))
+  with pytest.raises(NonFiniteLossError, match=f"{name} is {value} at step {bad};"):
+    train(phase, tmp_path, config(), METADATA)
+  good = max(step for step in (3, 4, 6, 8, 9) if step < bad)
+  assert saved_steps(tmp_path)[-1] == good
+  # nothing is lost: the run goes on from there
+  resumed = Walk()
+  train(resumed, tmp_path, config(), METADATA)
+  assert resumed.taken[0] == good + 1
+
+
+def test_a_finished_phase_takes_no_step(tmp_path):
+  first = train(Walk(), tmp_path, config(), METADATA)
+  again = Walk()
+  state = train(again, tmp_path, config(), METADATA)
+  assert again.taken == []
+  np.testing.assert_array_equal(state.params["w"], first.params["w"])
+
+
+def test_data_that_ends_early_is_an_error(tmp_path):
+  phase = Walk()
+  phase.batches = lambda start: iter([np.zeros(3, np.float32)] * 2)
+  with pytest.raises(RuntimeError, match="walk ran out of data before step 12"):
+    train(phase, tmp_path, config(), METADATA)
+
+
+@pytest.mark.parametrize("start", [0, 1, 6, 9, 10])
+def test_batches_are_a_function_of_the_step(start):
+  make = lambda step: {"x": np.random.default_rng([3, step]).normal(size=4)}
+  got = list(batches(make, start, 10))
+  assert len(got) == 10 - start
+  for step, batch in enumerate(got, start):
+    np.testing.assert_array_equal(batch["x"], make(step)["x"])
+
+
+def test_an_error_in_making_a_batch_arrives():
+  def make(step):
+    if step == 2:
+      raise ValueError("a bad row")
+    return step
+
+  with pytest.raises(ValueError, match="a bad row"):
+    list(batches(make, 0, 4))
+
+
+class Counted:
+  """A phase that notes what each of its steps compiled."""
+
+  def __init__(self, phase, compiled):
+    self._phase, self._compiled, self.by_step = phase, compiled, []
+
+  def __getattr__(self, name):
+    return getattr(self._phase, name)
+
+  def step(self, state, batch):
+    before = len(self._compiled)
+    result = self._phase.step(state, batch)
+    self.by_step.append(self._compiled[before:])
+    return result
+
+
+@pytest.fixture
+def compiled():
+  """The names of the programs that are compiled meanwhile."""
+  names, logger = [], logging.getLogger("jax._src.interpreters.pxla")
+  handler = logging.Handler()
+  handler.emit = lambda record: names.append(record.getMessage()) if record.msg.startswith("Compiling") else None
+  logger.addHandler(handler)
+  with jax.log_compiles(True):
+    yield names
+  logger.removeHandler(handler)
+
+
+def test_a_phase_compiles_in_its_first_step_only(tmp_path, compiled):
+  mesh = make_mesh((2, 2, 2))
+  task = TwoHopSearch(n_entities=4, n_relations=2)
+  model = ModelConfig(
+    task.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT", ssm_state=8, ssm_head_dim=16
+  )
+  rollout = RolloutConfig(max_hops=1, max_query_tokens=2, max_answer_tokens=1)
+  player = Player(task, model, MemoryConfig(d_embed=16), mesh)
+  sft_config = SFTConfig(steps=4, batch_size=8, max_tokens=64, accumulate=2)
+  evaluation = EvalConfig(periodic=4, final=4, batch_size=4)
+  loop = LoopConfig(checkpoint_every=2)
+  with jax.set_mesh(mesh):
+    sft = SFT(
+      "sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda params: {}
+    )
+    counted = Counted(sft, compiled)
+    params = train(counted, tmp_path, loop, METADATA).params
+    assert counted.by_step[0]
+    assert counted.by_step[1:] == [[]] * 3
+    rl_config = RLConfig(steps=4, questions_per_step=4, rollouts_per_question=2, kl_weight=0.1)
+    rl = Refrag("rl", player, model, rl_config, rollout, evaluation, mesh=mesh, seed=0, params=params)
+    counted = Counted(rl, compiled)
+    state = train(counted, tmp_path, loop, METADATA)
+    assert counted.by_step[0]
+    assert counted.by_step[1:] == [[]] * 3
+    # and training has not pulled the parameters apart from where the mesh wants them
+    wanted = rl.abstract_state().params
+    same = jax.tree.map(lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim), state.params, wanted)
+    assert all(jax.tree.leaves(same))
