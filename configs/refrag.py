@@ -94,7 +94,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   )
   config.evaluation = ml_collections.ConfigDict({"periodic": 256, "final": 1024, "batch_size": 128})
   config.loop = ml_collections.ConfigDict(
-    {"checkpoint_every": 20, "keep_checkpoints": 2, "eval_every": 20, "log_every": 10, "preempted_exit_code": 143}
+    {"checkpoint_every": 20, "keep_checkpoints": 2, "eval_every": 10, "log_every": 10, "preempted_exit_code": 143}
   )
   return config
 

@@ -9,9 +9,11 @@ from etils import epath
 REFERENCES = {
   "oracle": ("#2a9d3a", "oracle documents"),
   "sft_gold": ("#8856a7", "gold demonstrations"),
+  "bm25": ("#e6ab02", "its queries to BM25"),
   "sft": ("#d95f02", "before reinforcement"),
   "one_search": ("#7f7f7f", "one search"),
   "closed_book": ("#bdbdbd", "closed book"),
+  "base": ("#a6761d", "before any training"),
 }
 
 
@@ -31,11 +33,21 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
 
   figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
   sampled = read_metrics(workdir, "rl", "exact_match")
-  greedy = read_metrics(workdir, "rl", "eval/exact_match")
+  steps, greedy = read_metrics(workdir, "rl", "eval/exact_match")
   axes.plot(*sampled, color="#9ecae1", linewidth=1, label="rollouts in training (sampled)")
-  axes.plot(*greedy, color="#08519c", linewidth=2, marker="o", markersize=3, label="held-out questions (greedy)")
+  axes.plot(
+    [0, *steps],
+    [report["em"]["sft"], *greedy],
+    color="#08519c",
+    linewidth=2,
+    marker="o",
+    markersize=3,
+    label="held-out questions (greedy)",
+  )
   last = max(sampled[0], default=1)
   for name, (color, label) in REFERENCES.items():
+    if name not in report["em"]:
+      continue
     value = report["em"][name]
     axes.axhline(value, color=color, linestyle="--", linewidth=1.2, label=f"{label} ({value:.2f})")
   axes.axhline(report["chance"], color="black", linestyle=":", linewidth=1, label=f"chance ({report['chance']:.2f})")

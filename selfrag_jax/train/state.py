@@ -28,7 +28,7 @@ class TrainState:
 
 def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
   """Return the state as ShapeDtypeStructs with the shardings of `mesh`, to restore or to compile ahead of time."""
-  boxed = jax.eval_shape(lambda key: _create(config, optimizer, key), jax.random.key(0))
+  boxed = jax.eval_shape(lambda: _create(config, optimizer, jax.random.key(0)))
   shardings = shardings_of(boxed, mesh)
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), nn.unbox(boxed), shardings

@@ -1,0 +1,193 @@
+"""Losses against numpy and the plain policy gradient; one update against itself in micro-batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
+from selfrag_jax.train.state import LossSums, TrainState, make_update
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+REWARDS = np.array([[1, 0, 0, 1], [0.3, 0, 1, 0.3], [0.3, 0.3, 0.3, 0.3], [0, 0, 0, 0]], np.float32)
+
+
+def advantage_oracle(rewards, kind):
+  out = np.zeros_like(rewards)
+  for q, group in enumerate(rewards):
+    for r, reward in enumerate(group):
+      out[q, r] = {
+        "mean": lambda: reward - group.mean(),
+        "grpo": lambda: (reward - group.mean()) / (group.std() + 1e-6),
+        "rloo": lambda: reward - np.delete(group, r).mean(),
+        "reinforce": lambda: reward - rewards.mean(),
+      }[kind]()
+  return out
+
+
+@pytest.mark.parametrize("kind", ["mean", "grpo", "rloo", "reinforce"])
+def test_advantages_equal_their_definition(kind):
+  got, weights = advantages(jnp.asarray(REWARDS), kind)
+  np.testing.assert_array_equal(weights[:, 0], [1, 1, 0, 0])
+  np.testing.assert_allclose(got[:2], advantage_oracle(REWARDS, kind)[:2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1.0])
+def test_equal_rewards_weigh_nothing_whatever_their_rounding(reward):
+  for size in range(2, 40):
+    _, weights = advantages(jnp.full((1, size), reward, jnp.float32), "grpo")
+    assert weights == 0, size
+
+
+def test_an_unknown_advantage_is_named():
+  with pytest.raises(ValueError, match="one of mean, grpo, rloo, reinforce"):
+    advantages(jnp.zeros((1, 2)), "ppo")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def batch():
+  rng = np.random.default_rng(0)
+  log_probs = -rng.exponential(size=(3, 6)).astype(np.float32)
+  return {
+    "log_probs": jnp.asarray(log_probs),
+    "advantages": jnp.asarray([1.5, -0.5, 0.25], jnp.float32),
+    "mask": jnp.asarray(rng.random((3, 6)) < 0.6),
+  }
+
+
+def test_the_gradient_at_ratio_1_is_the_policy_gradient(batch):
+  clipped = lambda x: policy_loss(x, batch["log_probs"], batch["advantages"], batch["mask"], **CLIP).loss
+  plain = lambda x: -jnp.sum(jnp.where(batch["mask"], x * batch["advantages"][:, None], 0))
+  np.testing.assert_allclose(
+    jax.grad(clipped)(batch["log_probs"]), jax.grad(plain)(batch["log_probs"]), rtol=1e-6, atol=0
+  )
+
+
+@pytest.mark.parametrize(
+  ("ratio", "advantage", "moves"),
+  [
+    (1.27, 1.0, True), (1.29, 1.0, False),  # a good token rises up to the upper epsilon
+    (0.79, 1.0, True), (0.50, 1.0, True),  # and may always come back
+    (0.81, -1.0, True), (0.79, -1.0, False),  # a bad one falls down to the lower epsilon
+    (1.29, -1.0, True), (3.00, -1.0, True),
+  ],
+)  # fmt: skip
+def test_clipping_stops_what_has_gone_far_enough(ratio, advantage, moves):
+  def loss(log_prob):
+    sums = policy_loss(log_prob, jnp.zeros((1, 1)), jnp.full(1, advantage), jnp.ones((1, 1), bool), **CLIP)
+    return sums.loss, sums
+
+  (_, sums), grad = jax.value_and_grad(loss, has_aux=True)(jnp.log(jnp.full((1, 1), ratio)))
+  assert sums.metrics["clipped"] == (not moves)
+  np.testing.assert_allclose(grad, -ratio * advantage if moves else 0, rtol=1e-5)
+  bound = 1.28 if advantage > 0 else 0.8
+  np.testing.assert_allclose(sums.loss, -advantage * (ratio if moves else bound), rtol=1e-5)
+
+
+def test_masked_tokens_have_no_part_in_anything(batch):
+  # what was never sampled may have any log-probability at all, also one that overflows the ratio
+  old = jnp.where(batch["mask"], batch["log_probs"] + 0.1, -jnp.inf)
+  reference = jnp.where(batch["mask"], batch["log_probs"] - 0.1, 1e4)
+
+  def loss(x):
+    sums = policy_loss(
+      x, old, batch["advantages"], batch["mask"], **CLIP, kl_weight=0.1, reference_log_probs_BxT=reference
+    )
+    return sums.loss, sums
+
+  (_, sums), grad = jax.value_and_grad(loss, has_aux=True)(batch["log_probs"])
+  assert sums.weight == batch["mask"].sum()
+  assert all(np.isfinite(value) for value in (sums.loss, *sums.metrics.values()))
+  np.testing.assert_array_equal(np.asarray(grad)[~np.asarray(batch["mask"])], 0)
+  assert np.all(np.asarray(grad)[np.asarray(batch["mask"])] != 0)
+
+
+def test_kl_is_k3(batch):
+  reference = jax.random.normal(jax.random.key(0), (3, 6))
+  arguments = (batch["log_probs"], batch["log_probs"], batch["advantages"], batch["mask"])
+  sums = policy_loss(*arguments, **CLIP, kl_weight=0.5, reference_log_probs_BxT=reference)
+  gap = np.asarray(reference - batch["log_probs"])[np.asarray(batch["mask"])]
+  k3 = np.exp(gap) - gap - 1
+  assert np.all(k3 >= 0)
+  np.testing.assert_allclose(sums.metrics["kl"], k3.sum(), rtol=1e-5)
+  np.testing.assert_allclose(sums.loss, policy_loss(*arguments, **CLIP).loss + 0.5 * k3.sum(), rtol=1e-5)
+  same = policy_loss(*arguments, **CLIP, kl_weight=0.5, reference_log_probs_BxT=batch["log_probs"])
+  assert same.metrics["kl"] == 0
+
+
+@pytest.fixture(scope="module")
+def model():
+  config = ModelConfig(20, d_model=16, n_layers=2, n_heads=2, block_pattern="TM", ssm_state=8, ssm_head_dim=8)
+  return config, jax.tree.map(
+    lambda x: x.unbox() * 10, init_params(config, jax.random.key(0)), is_leaf=lambda x: hasattr(x, "unbox")
+  )
+
+
+PACKED = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 0, 0], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4]], np.int32)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("chunk", [3, 5, 256])  # 3 does not divide the 10 tokens
+def test_sequence_log_probs_equal_the_whole_softmax(model, chunk, temperature):
+  config, params = model
+  tokens = np.random.default_rng(1).integers(20, size=PACKED.shape).astype(np.int32)
+  got = sequence_log_probs(config, params, jnp.asarray(tokens), jnp.asarray(PACKED), temperature=temperature, chunk=chunk)
+  lm = LM(config)
+  expected = np.zeros(PACKED.shape, np.float32)
+  for row, segment in ((0, slice(0, 4)), (0, slice(4, 7)), (0, slice(7, 8)), (1, slice(0, 10))):  # each document alone
+    document = tokens[row, segment]
+    logits = lm.apply(params, lm.apply(params, document[None]), method="logits")[0] / temperature
+    probs = np.exp(np.asarray(logits)) / np.exp(np.asarray(logits)).sum(axis=-1, keepdims=True)
+    expected[row, segment] = [0, *(np.log(probs[t, document[t + 1]]) for t in range(len(document) - 1))]
+  np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+  assert np.abs(expected).max() > 1
+
+
+def test_chunks_have_the_gradient_of_the_whole(model):
+  config, params = model
+  tokens = jnp.asarray(np.random.default_rng(2).integers(20, size=PACKED.shape).astype(np.int32))
+  gradient = lambda chunk: jax.grad(
+    lambda p: sequence_log_probs(config, p, tokens, jnp.asarray(PACKED), chunk=chunk).sum()
+  )(params)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient(4), gradient(256))
+
+
+def test_accumulation_weighs_every_token_the_same():
+  rng = np.random.default_rng(3)
+  # rows of very different numbers of tokens: a mean of the means of micro-batches would differ
+  lengths = np.array([1, 6, 2, 5, 6, 1, 0, 3])
+  batch = {
+    "x": rng.normal(size=(8, 6, 4)).astype(np.float32),
+    "y": rng.normal(size=(8, 6)).astype(np.float32),
+    "mask": np.arange(6)[None] < lengths[:, None],
+  }
+
+  def loss(params, batch):
+    error = jnp.einsum("BTD,D->BT", batch["x"], params["w"]) - batch["y"]
+    total = lambda values: jnp.sum(jnp.where(batch["mask"], values, 0))
+    return LossSums(total(error**2), jnp.sum(batch["mask"]), {"error": total(jnp.abs(error))})
+
+  def step(accumulate):
+    optimizer, params = optax.sgd(0.1), {"w": jnp.ones(4)}
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
+    return make_update(loss, optimizer, accumulate)(state, batch)
+
+  (whole, metrics), (split, split_metrics) = step(1), step(4)
+  np.testing.assert_allclose(split.params["w"], whole.params["w"], rtol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), split_metrics, metrics)
+  assert int(split.step) == 1
+  # and the loss is the mean over the 24 tokens
+  errors = (batch["x"].sum(axis=-1) - batch["y"])[batch["mask"]]
+  np.testing.assert_allclose(metrics["loss"], (errors**2).mean(), rtol=1e-5)
+
+
+def test_a_batch_without_any_token_changes_nothing():
+  loss = lambda params, batch: LossSums(jnp.sum(params["w"] * batch), jnp.zeros((), jnp.int32), {})
+  optimizer, params = optax.sgd(0.1), {"w": jnp.ones(4)}
+  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
+  state, metrics = make_update(loss, optimizer)(state, jnp.zeros(4))
+  np.testing.assert_array_equal(state.params["w"], 1)
+  assert metrics["loss"] == 0
