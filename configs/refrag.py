@@ -15,6 +15,8 @@ in the layout of HotpotQA or MuSiQue: `sft` on demonstrations from gold passages
 give it an hour or two.
 """
 
+from typing import Any
+
 import ml_collections
 
 PATTERNS = {"hybrid": "MTM", "transformer": "TTT", "mamba": "MMM"}
@@ -101,7 +103,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
 
 def smollm2_135m() -> ml_collections.ConfigDict:
   """Return the config of the real task: a pretrained model on real questions and passages."""
-  config = get_config("hybrid")
+  config: Any = get_config("hybrid")
   config.workdir = "runs/refrag_smollm2_135m"
   config.init = "smollm2-135m"
   config.data = ml_collections.ConfigDict(

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for a TPU that is not there: a rollout and its update fit a v5e slice, with no host callback."""
+"""Ahead-of-time compilation for a TPU that is not there: a rollout and its update, with no host callback."""
 
 import os
 

@@ -1,6 +1,5 @@
 """The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,9 +14,9 @@ from selfrag_jax.generate.rollout import HostRetrieve
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import count_params
 from selfrag_jax.tasks.passages import PassageSearch
-from selfrag_jax.train.checkpoint import load
 from selfrag_jax.train.episodes import Scores
-from selfrag_jax.train.loop import checkpoints, train
+from selfrag_jax.train.load import load_model
+from selfrag_jax.train.loop import train
 from selfrag_jax.train.workdir import write_json
 from selfrag_jax.typing import Params
 
@@ -165,13 +164,8 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def load_policy(experiment: Experiment, workdir: epath.PathLike, phase: str) -> Params:
-  """Read the newest intact parameters of a phase. Raises ValueError for another tokenizer or model shape."""
-  with jax.set_mesh(experiment.mesh):
-    abstract = experiment.sft_phase("sft", experiment.sft).abstract_state()
-  restored = load(checkpoints(workdir, phase), {"params": abstract.params})
-  if restored is None:
-    raise FileNotFoundError(f"{checkpoints(workdir, phase)} has no intact checkpoint; train it first")
-  saved, ours = restored.metadata["tokenizer"], experiment.metadata["tokenizer"]
-  if saved != ours:
-    raise ValueError(f"the checkpoint's tokenizer is {json.dumps(saved)}, the task's is {json.dumps(ours)}")
-  return restored.state["params"]
+  """Read the newest intact parameters of a phase. Raises ValueError for another tokenizer or model."""
+  loaded = load_model(workdir, phase, tokenizer=experiment.task.tokenizer, mesh=experiment.mesh)
+  if loaded.config != experiment.model:
+    raise ValueError(f"{workdir} holds the model {loaded.config}, the config describes {experiment.model}")
+  return loaded.params

@@ -121,7 +121,8 @@ class Player:
     """Roll every question out once around a Python retriever; the same hops, one program a turn."""
     questions, width = self.task.questions(split, indices), self.task.document_tokens
     policy = Policy(self.model, self._unstack(params), config, self.control)
-    played = rollout_on_host(policy, *map(jax.numpy.asarray, questions[:2]), retrieve, width, key)
+    prompts, lengths = map(jax.numpy.asarray, (questions.prompts, questions.lengths))
+    played = rollout_on_host(policy, prompts, lengths, retrieve, width, key)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, 1)
 

@@ -94,6 +94,11 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   )
   with saver, StopSignal() as stop:
     restored = saver.restore(phase.abstract_state())
+    if restored and restored.metadata.get("tokenizer") != metadata.get("tokenizer"):
+      raise ValueError(
+        f"{checkpoints(workdir, phase.name)} was written with the tokenizer {restored.metadata.get('tokenizer')}, this run "
+        f"has {metadata.get('tokenizer')}: use another workdir"
+      )
     state: TrainState = restored.state if restored else phase.initial_state()
     start = int(state.step)
     if start >= phase.total_steps:
@@ -112,9 +117,8 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
         if stopping or evaluating or due(step, config.checkpoint_every):
           _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
           pending = None
-          scores = (
-            phase.evaluate(state) if evaluating else {}
-          )  # when stopping too: the resumed run will not come by here
+          # when stopping too: the resumed run will not come by here
+          scores = phase.evaluate(state) if evaluating else {}
           if scores:
             telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
           saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)

@@ -1,5 +1,7 @@
 """The language model: decode = forward, packed = separate, causality by gradient, pads that change no bit."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,25 @@ def small(pattern="TM", **overrides) -> ModelConfig:
   return ModelConfig(**(fields | overrides))
 
 
-def params_of(config, seed=0):
-  return nn.unbox(jax.jit(lambda key: init_params(config, key))(jax.random.key(seed)))
+@functools.cache
+def params_of(config):
+  return nn.unbox(jax.jit(lambda key: init_params(config, key))(jax.random.key(0)))
+
+
+@functools.cache
+def forward(config, unrolled=False):
+  return jax.jit(LM(config, unrolled=unrolled).apply)
+
+
+@functools.cache
+def extend_of(config):
+  lm = LM(config, unrolled=True)
+  return jax.jit(lambda params, tokens, lengths, cache: lm.apply(params, tokens, lengths, cache, method="extend"))
+
+
+def logits_of(config, params, tokens):
+  hidden = forward(config)(params, tokens)
+  return jax.jit(lambda params, hidden: LM(config).apply(params, hidden, method="logits"))(params, hidden)
 
 
 def tokens_of(config, shape, seed=1):
@@ -33,10 +52,8 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
   params = params_of(config)
   flat = unstack(config, params)
   tokens = tokens_of(config, (3, 24))
-  expected = LM(config).apply(params, tokens)
-  extend = jax.jit(
-    lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend")
-  )
+  expected = forward(config)(params, tokens)
+  extend = extend_of(config)
 
   cache = init_cache(config, batch=3, capacity=24)
   done = np.zeros(3, int)
@@ -52,7 +69,7 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
     block = np.full((3, width), 60)
     for row, n in enumerate(lengths):
       block[row, :n] = tokens[row, done[row] : done[row] + n]
-    hidden, cache = extend(jnp.asarray(block), jnp.asarray(lengths), cache)
+    hidden, cache = extend(flat, jnp.asarray(block), jnp.asarray(lengths), cache)
     for row, n in enumerate(lengths):
       np.testing.assert_allclose(hidden[row, :n], expected[row, done[row] : done[row] + n], atol=1e-4)
     done += lengths
@@ -63,10 +80,10 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
 def test_a_row_of_length_zero_keeps_every_bit(width):
   config = small("TM")
   flat = unstack(config, params_of(config))
-  extend = lambda tokens, lengths, cache: LM(config, unrolled=True).apply(flat, tokens, lengths, cache, method="extend")
-  _, before = extend(tokens_of(config, (2, 5)), jnp.array([5, 3]), init_cache(config, 2, 16))
+  extend = extend_of(config)
+  _, before = extend(flat, tokens_of(config, (2, 5)), jnp.array([5, 3]), init_cache(config, 2, 16))
   before = jax.tree.map(lambda x: jnp.where(x == 0, -0.0, x) if x.dtype == jnp.float32 else x, before)
-  _, after = extend(tokens_of(config, (2, width), seed=2), jnp.array([0, 1]), before)
+  _, after = extend(flat, tokens_of(config, (2, width), seed=2), jnp.array([0, 1]), before)
   for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
     assert np.asarray(old[0]).tobytes() == np.asarray(new[0]).tobytes()
     assert np.asarray(old[1]).tobytes() != np.asarray(new[1]).tobytes()
@@ -76,17 +93,16 @@ def test_a_row_of_length_zero_keeps_every_bit(width):
 def test_packed_documents_equal_separate_ones(pattern):
   config = small(pattern, window=12)
   params = params_of(config)
-  apply = jax.jit(lambda *args: LM(config).apply(params, *args))
-  lengths = (5, 11, 1, 7)
-  documents = [tokens_of(config, (1, n), seed=n) for n in lengths]
-  packed = jnp.concatenate([*documents, jnp.zeros((1, 2), jnp.int32)], axis=1)
-  segments = jnp.asarray([[i + 1 for i, n in enumerate(lengths) for _ in range(n)] + [0, 0]])
-  hidden = apply(packed, segments)
-  start = 0
-  for document, n in zip(documents, lengths, strict=True):
-    alone = LM(config).apply(params, document)
-    np.testing.assert_allclose(hidden[:, start : start + n], alone, atol=5e-6)
-    start += n
+  lengths, starts = (5, 11, 1, 7), (0, 5, 16, 17)
+  documents = tokens_of(config, (4, 26))
+  packed = jnp.concatenate([documents[i, :n] for i, n in enumerate(lengths)] + [documents[0, :2]])
+  segments = jnp.asarray([i + 1 for i, n in enumerate(lengths) for _ in range(n)] + [0, 0])
+  alone = (jnp.arange(26)[None, :] < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
+  # one row holds all four documents, the others one each
+  rows = jnp.concatenate([packed[None], documents])
+  hidden = forward(config)(params, rows, jnp.concatenate([segments[None], alone]))
+  for i, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+    np.testing.assert_allclose(hidden[0, start : start + n], hidden[i + 1, :n], atol=5e-6)
 
 
 @pytest.mark.parametrize("pattern", ["T", "M"])
@@ -101,10 +117,10 @@ def test_gradients_neither_reach_the_future_nor_another_document(pattern):
     embed = perturbed["params"]["embed"]
     # give every position an embedding row of its own, so that the gradient is by position
     perturbed["params"]["embed"] = embed.at[100:112].set(embed[tokens[0]] + noise_TxD)
-    hidden = LM(config).apply(perturbed, jnp.arange(100, 112)[None], segments)
+    hidden = forward(config)(perturbed, jnp.arange(100, 112)[None], segments)
     return jnp.sum(jnp.sin(hidden[0, 8]))
 
-  gradient = np.abs(jax.grad(probe)(jnp.zeros((12, config.d_model)))).sum(axis=1)
+  gradient = np.abs(jax.jit(jax.grad(probe))(jnp.zeros((12, config.d_model)))).sum(axis=1)
   assert (gradient[:5] == 0).all(), "another document"
   assert (gradient[9:] == 0).all(), "the future"
   assert (gradient[5:9] > 0).all()
@@ -115,7 +131,7 @@ def test_the_window_limits_what_is_seen():
   params = params_of(config)
   tokens = tokens_of(config, (1, 12))
   changed = tokens.at[0, 5].set((tokens[0, 5] + 1) % 61)
-  same = np.isclose(LM(config).apply(params, tokens), LM(config).apply(params, changed)).all(axis=-1)[0]
+  same = np.isclose(forward(config)(params, tokens), forward(config)(params, changed)).all(axis=-1)[0]
   assert same.tolist() == [True] * 5 + [False] * 4 + [True] * 3
 
 
@@ -127,7 +143,8 @@ def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():
   assert jax.tree.structure(again) == jax.tree.structure(jax.tree.map(lambda x: x, dict(params)))
   jax.tree.map(np.testing.assert_array_equal, again, dict(params))
   tokens = tokens_of(config, (2, 8))
-  np.testing.assert_allclose(LM(config).apply(params, tokens), LM(config, unrolled=True).apply(flat, tokens), atol=1e-5)
+  unrolled = forward(config, unrolled=True)(flat, tokens)
+  np.testing.assert_allclose(forward(config)(params, tokens), unrolled, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +162,14 @@ def test_parameter_count_is_that_of_the_tree(overrides):
 def test_options_change_the_logits(option):
   base, changed = small("TM"), small("TM", **option)
   tokens = tokens_of(base, (1, 6))
-  logits = [
-    (lm := LM(config)).apply(p := params_of(config), lm.apply(p, tokens), method="logits") for config in (base, changed)
-  ]
+  logits = [logits_of(config, params_of(config), tokens) for config in (base, changed)]
   assert not np.allclose(logits[0][..., :61], logits[1][..., :61])
 
 
 def test_padding_ids_are_never_likely():
   config = small("T")
   params = params_of(config)
-  logits = LM(config).apply(params, LM(config).apply(params, tokens_of(config, (1, 3))), method="logits")
+  logits = logits_of(config, params, tokens_of(config, (1, 3)))
   assert logits.shape[-1] == 128
   assert (jax.nn.softmax(logits)[..., 61:] == 0).all()
 

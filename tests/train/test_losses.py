@@ -1,5 +1,6 @@
 """Losses against numpy and the plain policy gradient; one update against itself in micro-batches."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,21 +31,21 @@ def advantage_oracle(rewards, kind):
 
 @pytest.mark.parametrize("kind", ["mean", "grpo", "rloo", "reinforce"])
 def test_advantages_equal_their_definition(kind):
-  got, weights = advantages(jnp.asarray(REWARDS), kind)
-  np.testing.assert_array_equal(weights[:, 0], [1, 1, 0, 0])
+  got, kept = advantages(REWARDS, kind)
+  np.testing.assert_array_equal(kept, [True, True, False, False])
   np.testing.assert_allclose(got[:2], advantage_oracle(REWARDS, kind)[:2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1.0])
-def test_equal_rewards_weigh_nothing_whatever_their_rounding(reward):
+def test_equal_rewards_teach_nothing_whatever_their_rounding(reward):
   for size in range(2, 40):
-    _, weights = advantages(jnp.full((1, size), reward, jnp.float32), "grpo")
-    assert weights == 0, size
+    _, kept = advantages(np.full((1, size), reward, np.float32), "grpo")
+    assert not kept, size
 
 
 def test_an_unknown_advantage_is_named():
   with pytest.raises(ValueError, match="one of mean, grpo, rloo, reinforce"):
-    advantages(jnp.zeros((1, 2)), "ppo")  # type: ignore[arg-type]
+    advantages(np.zeros((1, 2)), "ppo")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -121,38 +122,48 @@ def test_kl_is_k3(batch):
 @pytest.fixture(scope="module")
 def model():
   config = ModelConfig(20, d_model=16, n_layers=2, n_heads=2, block_pattern="TM", ssm_state=8, ssm_head_dim=8)
-  return config, jax.tree.map(
-    lambda x: x.unbox() * 10, init_params(config, jax.random.key(0)), is_leaf=lambda x: hasattr(x, "unbox")
-  )
+  draw = lambda key: jax.tree.map(lambda x: 10 * x, nn.unbox(init_params(config, key)))
+  return config, jax.jit(draw)(jax.random.key(0))
 
 
 PACKED = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 0, 0], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4]], np.int32)
+DOCUMENTS = ((0, slice(0, 4)), (0, slice(4, 7)), (0, slice(7, 8)), (1, slice(0, 10)))
+TOKENS = np.random.default_rng(1).integers(20, size=PACKED.shape).astype(np.int32)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("chunk", [3, 5, 256])  # 3 does not divide the 10 tokens
-def test_sequence_log_probs_equal_the_whole_softmax(model, chunk, temperature):
+@pytest.fixture(scope="module")
+def logits(model):
+  """The logits of each document in a row of its own."""
   config, params = model
-  tokens = np.random.default_rng(1).integers(20, size=PACKED.shape).astype(np.int32)
-  got = sequence_log_probs(config, params, jnp.asarray(tokens), jnp.asarray(PACKED), temperature=temperature, chunk=chunk)
+  alone = np.zeros((len(DOCUMENTS), 10), np.int32)
+  for i, (row, segment) in enumerate(DOCUMENTS):
+    document = TOKENS[row, segment]
+    alone[i, : len(document)] = document
   lm = LM(config)
+  return np.asarray(jax.jit(lambda p: lm.apply(p, lm.apply(p, alone), method="logits"))(params))
+
+
+@pytest.mark.parametrize(("chunk", "temperature"), [(3, 1.0), (5, 0.5), (256, 1.0)])  # 3 does not divide the 10 tokens
+def test_sequence_log_probs_equal_the_whole_softmax(model, logits, chunk, temperature):
+  config, params = model
+  got = jax.jit(lambda p: sequence_log_probs(config, p, TOKENS, PACKED, temperature=temperature, chunk=chunk))(params)
   expected = np.zeros(PACKED.shape, np.float32)
-  for row, segment in ((0, slice(0, 4)), (0, slice(4, 7)), (0, slice(7, 8)), (1, slice(0, 10))):  # each document alone
-    document = tokens[row, segment]
-    logits = lm.apply(params, lm.apply(params, document[None]), method="logits")[0] / temperature
-    probs = np.exp(np.asarray(logits)) / np.exp(np.asarray(logits)).sum(axis=-1, keepdims=True)
-    expected[row, segment] = [0, *(np.log(probs[t, document[t + 1]]) for t in range(len(document) - 1))]
+  for i, (row, segment) in enumerate(DOCUMENTS):
+    document = TOKENS[row, segment]
+    exponentials = np.exp(logits[i] / temperature)
+    log_probs = np.log(exponentials / exponentials.sum(axis=-1, keepdims=True))
+    expected[row, segment] = [0, *(log_probs[t, document[t + 1]] for t in range(len(document) - 1))]
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-  assert np.abs(expected).max() > 1
+  assert np.ptp(expected) > 1
 
 
 def test_chunks_have_the_gradient_of_the_whole(model):
   config, params = model
-  tokens = jnp.asarray(np.random.default_rng(2).integers(20, size=PACKED.shape).astype(np.int32))
-  gradient = lambda chunk: jax.grad(
-    lambda p: sequence_log_probs(config, p, tokens, jnp.asarray(PACKED), chunk=chunk).sum()
-  )(params)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient(4), gradient(256))
+  log_prob = lambda params, chunk: sequence_log_probs(config, params, TOKENS, PACKED, chunk=chunk).sum()
+  gradient = jax.jit(jax.grad(log_prob), static_argnums=1)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient(params, 4), gradient(params, 256)
+  )
 
 
 def test_accumulation_weighs_every_token_the_same():

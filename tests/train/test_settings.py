@@ -16,7 +16,10 @@ def test_sections_nest_and_defaults_fill_up():
   [
     ({"stepz": 3}, r"config\.sft has no 'stepz'; did you mean sft\.steps\?"),
     ({"wumbo": 3}, r"config\.sft has no 'wumbo'; it has steps, batch_size"),
-    ({"optimizer": {"warmup": 3}}, r"config\.sft\.optimizer has no 'warmup'; did you mean sft\.optimizer\.warmup_steps\?"),
+    (
+      {"optimizer": {"warmup": 3}},
+      r"config\.sft\.optimizer has no 'warmup'; did you mean sft\.optimizer\.warmup_steps\?",
+    ),
     ({"demonstrations": "golden"}, r"config\.sft\.demonstrations is 'golden'; one of random, gold"),
     ({"optimizer": {"name": "lion"}}, r"config\.sft\.optimizer\.name is 'lion'; one of adamw, muon"),
     ({"batch_size": 6, "accumulate": 4}, "batch_size 6 is not divisible by accumulate 4"),

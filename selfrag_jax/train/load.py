@@ -1,0 +1,81 @@
+"""`load_model`: a trained checkpoint or pretrained weights, as a model description and its parameters."""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import flax.linen as nn
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import make_mesh, shardings_of
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.pretrained import load_pretrained
+from selfrag_jax.text.tokenizer import Tokenizer
+from selfrag_jax.train.checkpoint import load, read_metadata
+from selfrag_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+  """A model: its description, its stacked parameters, and what its checkpoint says about itself (empty if pretrained)."""
+
+  config: ModelConfig
+  params: Params
+  metadata: dict[str, Any]
+
+
+def load_model(
+  source: str | os.PathLike, phase: str | None = None, *, tokenizer: Tokenizer | None = None, mesh: Mesh | None = None
+) -> LoadedModel:
+  """Load a model for inference or further training.
+
+  Args:
+    source: a workdir of `launch/train.py`, or whatever `load_pretrained` takes (a Hugging Face folder or name, a GGUF
+      file).
+    phase: which phase of the workdir (None: the last that was written to).
+    tokenizer: if given, it must be the one that the model was trained with.
+    mesh: the devices that hold the parameters (None: all, as replicas).
+
+  Raises:
+    FileNotFoundError: there is nothing to load.
+    ValueError: another tokenizer.
+  """
+  mesh = mesh or make_mesh()
+  phases = epath.Path(source) / "checkpoints"
+  if not phases.is_dir():
+    pretrained = load_pretrained(source)
+    shardings = _shardings(pretrained.config, mesh)
+    _check_tokenizer(pretrained.tokenizer, tokenizer)
+    return LoadedModel(pretrained.config, jax.device_put(dict(pretrained.params), shardings), {})
+  folder = phases / phase if phase else max(phases.iterdir(), key=lambda path: path.stat().mtime)
+  metadata = read_metadata(folder) if folder.is_dir() else None
+  if metadata is None:
+    known = ", ".join(sorted(path.name for path in phases.iterdir()))
+    raise FileNotFoundError(f"{folder} has no intact checkpoint; the phases of {source} are {known}")
+  if tokenizer is not None and metadata["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+    ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
+    saved = json.dumps(metadata["tokenizer"])
+    raise ValueError(f"{folder} was trained with the tokenizer {saved}, not {json.dumps(ours)}")
+  config = ModelConfig(**metadata["model"])
+  shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
+  abstract = jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+    shapes,
+    _shardings(config, mesh),
+  )
+  restored = load(folder, {"params": abstract})
+  assert restored is not None  # its metadata was just read
+  return LoadedModel(config, restored.state["params"], restored.metadata)
+
+
+def _shardings(config: ModelConfig, mesh: Mesh) -> Any:
+  return shardings_of(jax.eval_shape(lambda: init_params(config, jax.random.key(0))), mesh)
+
+
+def _check_tokenizer(saved: Tokenizer | None, ours: Tokenizer | None) -> None:
+  if saved is not None and ours is not None and saved.fingerprint != ours.fingerprint:
+    raise ValueError(f"the model's tokenizer is {saved.name} ({saved.fingerprint[:12]}), not {ours.name}")

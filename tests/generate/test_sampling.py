@@ -1,0 +1,51 @@
+"""Sampling: what each option can and cannot draw, and one log-probability for all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from selfrag_jax.generate.sampling import SamplingConfig, sample, token_log_probs
+
+PROBS = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
+LOGITS = jnp.log(jnp.asarray(PROBS, jnp.float32))[None].repeat(4000, axis=0) + 3.0
+
+
+def frequencies(config):
+  return np.bincount(sample(jax.random.key(0), LOGITS, config), minlength=5)
+
+
+@pytest.mark.parametrize(
+  ("config", "expected"),
+  [
+    (SamplingConfig(), PROBS),
+    (SamplingConfig(top_k=2), [0.4, 0.25, 0, 0, 0]),
+    (SamplingConfig(top_k=99), PROBS),
+    (SamplingConfig(top_p=0.64), [0.4, 0.25, 0, 0, 0]),
+    (SamplingConfig(top_p=0.66), [0.4, 0.25, 0.2, 0, 0]),
+    (SamplingConfig(top_p=1e-6), [1, 0, 0, 0, 0]),
+    (SamplingConfig(temperature=0.5), PROBS**2),
+    (SamplingConfig(temperature=0.0, top_k=3), [1, 0, 0, 0, 0]),
+    # top-p counts what top-k left: 0.65 of 0.85 is enough
+    (SamplingConfig(top_k=3, top_p=0.75), [0.4, 0.25, 0, 0, 0]),
+  ],
+)
+def test_tokens_are_drawn_from_what_is_kept(config, expected):
+  expected = np.asarray(expected) / np.sum(expected)
+  drawn = frequencies(config)
+  assert (drawn[expected == 0] == 0).all()
+  if (expected > 0).sum() > 1:
+    assert chisquare(drawn[expected > 0], expected[expected > 0] * drawn.sum()).pvalue > 1e-3
+
+
+def test_log_probs_are_those_of_the_softmax():
+  np.testing.assert_allclose(token_log_probs(LOGITS[:5], jnp.arange(5)), np.log(PROBS), rtol=1e-5)
+  squared = PROBS**2 / (PROBS**2).sum()
+  np.testing.assert_allclose(token_log_probs(LOGITS[:5], jnp.arange(5), temperature=0.5), np.log(squared), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_impossible_options_are_refused(wrong):
+  with pytest.raises(ValueError, match="temperature >= 0"):
+    SamplingConfig(**wrong)

@@ -1,0 +1,68 @@
+"""`load_model`: what was saved is what is loaded, in another process too; what does not fit is refused."""
+
+import json
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.text.tokenizer import ByteTokenizer, WordTokenizer
+from selfrag_jax.train.checkpoint import Checkpointer
+from selfrag_jax.train.load import load_model
+from selfrag_jax.train.loop import checkpoints
+
+CONFIG = ModelConfig(
+  vocab_size=302, d_model=32, n_layers=2, n_heads=2, block_pattern="TM", ssm_head_dim=16, ssm_chunk=8
+)
+TOKENS = np.arange(12).reshape(2, 6)
+
+SHOW = """
+import json, sys, numpy as np
+from selfrag_jax.model.lm import LM
+from selfrag_jax.train.load import load_model
+loaded = load_model(sys.argv[1])
+hidden = LM(loaded.config).apply(loaded.params, np.arange(12).reshape(2, 6))
+print(json.dumps(np.asarray(LM(loaded.config).apply(loaded.params, hidden, method="logits")).tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("run")
+  tokenizer = ByteTokenizer()
+  metadata = {"model": CONFIG.to_dict(), "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}}
+  for seed, phase in enumerate(("sft", "rl")):
+    params = nn.unbox(init_params(CONFIG, jax.random.key(seed)))
+    with Checkpointer(checkpoints(folder, phase)) as saver:
+      saver.save(1, {"params": params, "opt_state": params}, metadata=metadata)
+  return folder
+
+
+def test_another_process_gets_the_same_logits(workdir):
+  loaded = load_model(workdir)
+  assert loaded.config == CONFIG
+  hidden = LM(CONFIG).apply(loaded.params, TOKENS)
+  ours = LM(CONFIG).apply(loaded.params, hidden, method="logits")
+  run = subprocess.run([sys.executable, "-c", SHOW, str(workdir)], capture_output=True, text=True, check=True)
+  np.testing.assert_array_equal(np.asarray(ours), np.asarray(json.loads(run.stdout.splitlines()[-1]), np.float32))
+
+
+def test_the_phase_chooses_and_the_last_is_the_default(workdir):
+  embed = lambda phase: np.asarray(load_model(workdir, phase).params["params"]["embed"])
+  np.testing.assert_array_equal(embed(None), embed("rl"))
+  assert (embed("rl") != embed("sft")).any()
+
+
+def test_what_does_not_fit_is_refused(workdir, tmp_path):
+  assert load_model(workdir, tokenizer=ByteTokenizer()).config == CONFIG
+  with pytest.raises(ValueError, match="trained with the tokenizer"):
+    load_model(workdir, tokenizer=WordTokenizer(["a"]))
+  with pytest.raises(FileNotFoundError, match="phases of .* are rl, sft"):
+    load_model(workdir, "rll")
+  with pytest.raises(FileNotFoundError):
+    load_model(tmp_path / "nothing")
