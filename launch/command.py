@@ -15,8 +15,6 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
-  # orbax writes dozens of lines a checkpoint
-  logging.get_absl_handler().addFilter(lambda record: record.levelno > logging.INFO or "orbax" not in record.pathname)
   try:
     main(argv)
   except Exception as error:

@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 from command import run
 from ml_collections import config_flags
 
@@ -33,7 +33,6 @@ def main(argv: list[str]) -> None:
   start_distributed()
   config = CONFIG.value.to_dict()
   module = importlib.import_module(EXPERIMENTS[config["experiment"]])
-  logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
   experiment = module.build(config)  # before anything is written
   if DRY_RUN.value:
     module.dry_run(experiment)

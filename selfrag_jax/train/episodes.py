@@ -77,7 +77,7 @@ class Player:
     self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
     end = task.template.end_of_turn.name
     self.control: ControlTokens = control_tokens(task.tokenizer, task.notice, end)
-    self._bag: TokenBag | None = None
+    self.bag: TokenBag | None = None
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._unstack = jax.jit(lambda params: unstack(model, params))
@@ -88,9 +88,9 @@ class Player:
     corpus = self.task.corpus(split, indices)
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
-    if self._bag is None:
-      self._bag = self._make_bag(corpus)
-    memory = self._build(self._bag, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
+    if self.bag is None:
+      self.bag = self._make_bag(corpus)
+    memory = self._build(self.bag, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
 
@@ -111,7 +111,7 @@ class Player:
     inputs = jax.device_put(
       (questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh)
     )
-    played = self._play(params, self._bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    played = self._play(params, self.bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
 

@@ -21,7 +21,7 @@ from selfrag_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-  """A model: its description, its stacked parameters, and what its checkpoint says about itself (empty if pretrained)."""
+  """A model: its description, its stacked parameters, and what its checkpoint says of itself (empty if pretrained)."""
 
   config: ModelConfig
   params: Params

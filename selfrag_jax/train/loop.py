@@ -96,8 +96,8 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
     restored = saver.restore(phase.abstract_state())
     if restored and restored.metadata.get("tokenizer") != metadata.get("tokenizer"):
       raise ValueError(
-        f"{checkpoints(workdir, phase.name)} was written with the tokenizer {restored.metadata.get('tokenizer')}, this run "
-        f"has {metadata.get('tokenizer')}: use another workdir"
+        f"{checkpoints(workdir, phase.name)} was written with the tokenizer {restored.metadata.get('tokenizer')}, "
+        f"this run has {metadata.get('tokenizer')}: use another workdir"
       )
     state: TrainState = restored.state if restored else phase.initial_state()
     start = int(state.step)

@@ -1,4 +1,4 @@
-"""`launch/train.py` as a user meets it: killed at any moment it goes on as if nothing had been, and mistakes are one line."""
+"""`launch/train.py` as a user meets it: a killed run goes on as if nothing had been; mistakes are one line."""
 
 import json
 import os
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 ROWS = 2 * (8 + 2)  # steps and evaluations of both phases
 
 
-def start(*flags: str, config: str = "configs/refrag.py", devices: int = 1) -> subprocess.Popen:
+def start(*flags: str, devices: int = 1) -> subprocess.Popen:
   overrides = [f"--config.{section}.{key}={value}" for section, keys in TINY.items() for key, value in keys.items()]
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
@@ -41,7 +41,7 @@ def start(*flags: str, config: str = "configs/refrag.py", devices: int = 1) -> s
     "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
-  command = [sys.executable, "launch/train.py", f"--config={config}", *overrides, *flags]
+  command = [sys.executable, "launch/train.py", "--config=configs/refrag.py", *overrides, *flags]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -85,6 +85,13 @@ def assert_same_run(workdir: Path, expected: Path) -> None:
     assert state(workdir, phase) == state(expected, phase)
   assert metrics(workdir) == metrics(expected)
   assert report(workdir) == report(expected)
+
+
+def assert_one_line(code: int, said: str, message: str) -> None:
+  assert code == 1
+  assert said.startswith("error: ")
+  assert message in said
+  assert len(said.splitlines()) == 1
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -141,6 +148,17 @@ def test_killed_at_five_random_moments(tmp_path, uninterrupted, seed):
     (["--config.model.block_pattern=MTM"], "block_pattern has 3 blocks, n_layers is 2"),
     (["--config.model.block_pattern=MX"], "block_pattern has 'X'; the blocks are T (attention + MLP) and M (Mamba-2)"),
     (["--config.model.n_heads=5"], "d_model 32 is not divisible by n_heads 5"),
+  ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
+  workdir = tmp_path / "run"
+  assert_one_line(*finish(start(f"--workdir={workdir}", *flags)), message)
+  assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
     (["--config.mesh=(3,1,1)"], "mesh (3, 1, 1) has 3 places for 8 devices"),
     ([], "evaluation.batch_size = 4 is not divisible by the 8 batch shards of mesh"),
     (
@@ -149,13 +167,9 @@ def test_killed_at_five_random_moments(tmp_path, uninterrupted, seed):
     ),
   ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
+def test_what_does_not_fit_the_mesh_is_one_line_and_writes_nothing(tmp_path, flags, message):
   workdir = tmp_path / "run"
-  code, said = finish(start(f"--workdir={workdir}", *flags, devices=8))
-  assert code == 1
-  assert said.strip().startswith("error: ")
-  assert message in said
-  assert len(said.strip().splitlines()) == 1
+  assert_one_line(*finish(start(f"--workdir={workdir}", *flags, devices=8)), message)
   assert not workdir.exists()
 
 
@@ -169,13 +183,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
 @pytest.mark.parametrize("overridden", [True, False])
 def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   flags = ["--config.seed=1"] if overridden else []
-  run = subprocess.run(
-    [sys.executable, "launch/train.py", f"--config={config}", *flags], cwd=ROOT, capture_output=True, text=True
-  )
-  assert run.returncode == 1
-  assert run.stderr.startswith("error: ")
-  assert message in run.stderr
-  assert len(run.stderr.splitlines()) == 1
+  command = [sys.executable, "launch/train.py", f"--config={config}", *flags]
+  run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert_one_line(run.returncode, run.stderr, message)
 
 
 def test_the_place_of_a_mistake_is_shown_on_request(tmp_path):
@@ -200,6 +210,4 @@ def test_a_workdir_in_use_names_the_process(tmp_path):
     before = contents(tmp_path)
     code, said = finish(start(f"--workdir={tmp_path}"))
     assert contents(tmp_path) == before
-  assert code == 1
-  assert said.strip().startswith(f"error: {tmp_path} is in use by pid {os.getpid()} on ")
-  assert len(said.strip().splitlines()) == 1
+  assert_one_line(code, said, f"{tmp_path} is in use by pid {os.getpid()} on ")

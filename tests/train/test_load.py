@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused(workdir, tmp_path):
   assert load_model(workdir, tokenizer=ByteTokenizer()).config == CONFIG
   with pytest.raises(ValueError, match="trained with the tokenizer"):
     load_model(workdir, tokenizer=WordTokenizer(["a"]))
-  with pytest.raises(FileNotFoundError, match="phases of .* are rl, sft"):
+  with pytest.raises(FileNotFoundError, match=r"phases of .* are rl, sft"):
     load_model(workdir, "rll")
   with pytest.raises(FileNotFoundError):
     load_model(tmp_path / "nothing")

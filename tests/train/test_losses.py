@@ -17,16 +17,13 @@ REWARDS = np.array([[1, 0, 0, 1], [0.3, 0, 1, 0.3], [0.3, 0.3, 0.3, 0.3], [0, 0,
 
 
 def advantage_oracle(rewards, kind):
-  out = np.zeros_like(rewards)
-  for q, group in enumerate(rewards):
-    for r, reward in enumerate(group):
-      out[q, r] = {
-        "mean": lambda: reward - group.mean(),
-        "grpo": lambda: (reward - group.mean()) / (group.std() + 1e-6),
-        "rloo": lambda: reward - np.delete(group, r).mean(),
-        "reinforce": lambda: reward - rewards.mean(),
-      }[kind]()
-  return out
+  one = {
+    "mean": lambda group, r: group[r] - group.mean(),
+    "grpo": lambda group, r: (group[r] - group.mean()) / (group.std() + 1e-6),
+    "rloo": lambda group, r: group[r] - np.delete(group, r).mean(),
+    "reinforce": lambda group, r: group[r] - rewards.mean(),
+  }[kind]
+  return [[one(group, r) for r in range(len(group))] for group in rewards]
 
 
 @pytest.mark.parametrize("kind", ["mean", "grpo", "rloo", "reinforce"])
@@ -133,14 +130,14 @@ TOKENS = np.random.default_rng(1).integers(20, size=PACKED.shape).astype(np.int3
 
 @pytest.fixture(scope="module")
 def logits(model):
-  """The logits of each document in a row of its own."""
+  """The logits of each document in a row of its own, over the 20 tokens that there are."""
   config, params = model
   alone = np.zeros((len(DOCUMENTS), 10), np.int32)
   for i, (row, segment) in enumerate(DOCUMENTS):
     document = TOKENS[row, segment]
     alone[i, : len(document)] = document
   lm = LM(config)
-  return np.asarray(jax.jit(lambda p: lm.apply(p, lm.apply(p, alone), method="logits"))(params))
+  return np.asarray(jax.jit(lambda p: lm.apply(p, lm.apply(p, alone), method="logits"))(params))[..., :20]
 
 
 @pytest.mark.parametrize(("chunk", "temperature"), [(3, 1.0), (5, 0.5), (256, 1.0)])  # 3 does not divide the 10 tokens

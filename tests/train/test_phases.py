@@ -64,7 +64,7 @@ def test_eight_devices_roll_out_as_one(single, sharded):
 
 
 def test_activations_are_constrained_in_every_program(sharded):
-  """Logical constraints are silent without a mesh; count that they arrive: two a layer, one of the embedding at least."""
+  """Logical constraints are silent without a mesh; count that they arrive: two a layer and one of the embedding."""
   for name, lowered in sharded[3].items():
     constraints = lowered.as_text().count("sdy.sharding_constraint") + lowered.as_text().count('"Sharding"')
     assert constraints >= 2 * MODEL.n_layers + 1, (name, constraints)

@@ -1,0 +1,87 @@
+"""Rollouts with the retrieval compiled in (device mode) against the same hops around a Python retriever (host mode).
+
+  python benchmarks/rollout_modes.py [--rows=256] [--repeats=5]
+
+Both decode the same questions greedily with the same random weights, in turn, in one process. Host mode searches the
+same memory exactly, in numpy. Prints the median time of each, their ratio, and whether tokens and masks agree.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import app, flags
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+ROWS = flags.DEFINE_integer("rows", 256, "Questions decoded at once.")
+REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each mode.")
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "A finished run of configs/refrag.py whose policy searches; else random weights."
+)
+
+
+def main(_) -> None:
+  """Time both modes and print the table."""
+  from configs.refrag import get_config
+  from selfrag_jax.evals.refrag import build, load_policy
+  from selfrag_jax.generate.sampling import SamplingConfig
+  from selfrag_jax.memory.token_bag import embed
+  from selfrag_jax.memory.topk import search_numpy
+
+  experiment = build(get_config().to_dict())
+  rollout = experiment.rollout.__class__(**{**vars(experiment.rollout), "sampling": SamplingConfig(temperature=0.0)})
+  player, indices, key = experiment.player, np.arange(ROWS.value), jax.random.key(0)
+  if WORKDIR.value:
+    params = load_policy(experiment, WORKDIR.value, "rl")
+  else:
+    params = experiment.sft_phase("sft", experiment.sft).initial_state().params
+  memory = jax.device_get(player.memory("test", indices))
+  groups = experiment.task.questions("test", indices).group_ids
+  encode = jax.jit(embed)
+
+  def retrieve(queries, hop):
+    width = rollout.max_query_tokens
+    tokens = np.array([query + [0] * (width - len(query)) for query in queries], np.int32)
+    mask = np.arange(width)[None, :] < np.array([len(query) for query in queries])[:, None]
+    embedded = np.asarray(encode(player.bag, tokens, mask))
+    slots = [
+      search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_hop).slots[0]
+      for i, group in enumerate(groups)
+    ]
+    first = groups * (len(memory.valid) // len(groups))
+    found = [[int(first[i] + slot) for slot in row if slot >= 0] for i, row in enumerate(slots)]
+    return [[(slot, memory.tokens[slot, : memory.lengths[slot]].tolist()) for slot in row] for row in found]
+
+  def part(state, group):
+    rows = slice(group * (len(state.valid) // len(groups)), (group + 1) * (len(state.valid) // len(groups)))
+    return {"embeddings": state.embeddings[rows], "valid": state.valid[rows]}
+
+  modes = {
+    "device": lambda: player.play(params, "test", indices, rollout, key),
+    "host": lambda: player.play_on_host(params, "test", indices, rollout, key, retrieve),
+  }
+  played = {name: run() for name, run in modes.items()}  # compiles
+  seconds = {name: [] for name in modes}
+  for _ in range(REPEATS.value):
+    for name, run in modes.items():
+      started = time.perf_counter()
+      run()
+      seconds[name].append(time.perf_counter() - started)
+  device, host = (statistics.median(seconds[name]) for name in ("device", "host"))
+  same = all(
+    np.array_equal(getattr(played["device"].host, field), getattr(played["host"].host, field))
+    for field in ("tokens", "sampled")
+  )
+  tokens = int(played["device"].host.sampled.sum())
+  print(f"{ROWS.value} rows, {tokens} sampled tokens, {int(played['device'].host.searches.sum())} searches")
+  print(
+    f"device {device:.3f} s   host {host:.3f} s   host / device {host / device:.2f}   same tokens and masks: {same}"
+  )
+
+
+if __name__ == "__main__":
+  app.run(main)
