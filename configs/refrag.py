@@ -42,6 +42,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
       "n_layers": 3,
       "n_heads": 4,
       "block_pattern": PATTERNS[variant],
+      "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
       "ssm_state": 16,
       "ssm_head_dim": 32,
       "ssm_chunk": 32,  # a rollout has 70 tokens
@@ -109,10 +110,10 @@ def smollm2_135m() -> ml_collections.ConfigDict:
   config.data = ml_collections.ConfigDict(
     {"name": "passages", "path": "", "document_tokens": 128, "prompt_tokens": 128, "index": "title_text", "seed": 0}
   )
-  config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "float32"})  # bfloat16 on accelerators
+  config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "auto"})
   config.memory.d_embed = 512
   config.rollout.update({"max_hops": 3, "documents_per_hop": 1, "max_query_tokens": 24, "max_answer_tokens": 16})
-  optimizer = {"learning_rate": 2e-5, "schedule": "constant", "warmup_steps": 5}
+  optimizer = {"learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 5}
   config.sft.update({"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "demonstrations": "gold"})
   config.sft.optimizer.update(optimizer)
   config.sft_gold.steps = 0  # the demonstrations of phase sft are the gold ones

@@ -32,6 +32,8 @@ def main(argv: list[str]) -> None:
 
   start_distributed()
   config = CONFIG.value.to_dict()
+  if config["experiment"] not in EXPERIMENTS:
+    raise ValueError(f"config.experiment is {config['experiment']!r}; one of {', '.join(EXPERIMENTS)}")
   module = importlib.import_module(EXPERIMENTS[config["experiment"]])
   experiment = module.build(config)  # before anything is written
   if DRY_RUN.value:

@@ -120,7 +120,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
   pretrained = load_pretrained(config["init"]) if config["init"] else None
   task = make_task(config["data"], pretrained, sections["rollout"].max_query_tokens)
-  model = make_model(config["model"], pretrained, task)
+  model = make_model(config["model"], pretrained, task, mesh)
   player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh)
   experiment = Experiment(config, mesh, pretrained, task, model, player, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
@@ -149,10 +149,16 @@ def make_task(section: Mapping[str, Any], pretrained: Pretrained | None, max_que
   raise ValueError(f"config.data.name is {section['name']!r}; one of two_hop, passages")
 
 
-def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: SearchTask) -> ModelConfig:
-  """Describe the model: from scratch, or the pretrained one with what `section` changes (dtype, remat)."""
+def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: SearchTask, mesh: Mesh) -> ModelConfig:
+  """Describe the model: from scratch, or the pretrained one with what `section` changes.
+
+  dtype `auto` computes in bfloat16 where the devices have units for it, in float32 on CPUs.
+  """
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
-  return settings(ModelConfig, {**fields, **section}, "model")
+  fields = {**fields, **section}
+  if fields.get("dtype") == "auto":
+    fields["dtype"] = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+  return settings(ModelConfig, fields, "model")
 
 
 def dry_run(experiment: Experiment) -> None:

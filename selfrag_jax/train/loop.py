@@ -2,6 +2,7 @@
 
 import math
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -101,6 +102,8 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
       )
     state: TrainState = restored.state if restored else phase.initial_state()
     start = int(state.step)
+    if restored and jax.process_index() == 0:
+      print(f"{phase.name}: continues after step {start} of {phase.total_steps}", file=sys.stderr, flush=True)
     if start >= phase.total_steps:
       return state
     telemetry = Telemetry(
