@@ -9,12 +9,14 @@ from absl import app, flags, logging
 def run(main: Callable[[list[str]], None]) -> None:
   """Parse the flags and run `main(argv)`. What the user can mend ends as `error: …` with exit code 1.
 
-  `--v=1` shows where such an error arose as well.
+  `--v=1` shows where such an error arose as well, and what the libraries log.
   """
   app.run(lambda argv: _one_line(main, argv), flags_parser=_parse)
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
+  if not logging.vlog_is_on(1):
+    logging.set_verbosity(logging.WARNING)  # orbax writes dozens of INFO lines a checkpoint
   try:
     main(argv)
   except Exception as error:
