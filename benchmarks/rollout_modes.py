@@ -31,7 +31,9 @@ def main(_) -> None:
   from selfrag_jax.generate.sampling import SamplingConfig
   from selfrag_jax.memory.token_bag import embed
   from selfrag_jax.memory.topk import search_numpy
+  from selfrag_jax.mesh import configure_xla
 
+  configure_xla()
   experiment = build(get_config().to_dict())
   rollout = experiment.rollout.__class__(**{**vars(experiment.rollout), "sampling": SamplingConfig(temperature=0.0)})
   player, indices, key = experiment.player, np.arange(ROWS.value), jax.random.key(0)

@@ -28,8 +28,9 @@ def main(argv: list[str]) -> None:
   """Check the flags, then run the experiment that the config names."""
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
-  from selfrag_jax.mesh import start_distributed
+  from selfrag_jax.mesh import configure_xla, start_distributed
 
+  configure_xla()
   start_distributed()
   config = CONFIG.value.to_dict()
   if config["experiment"] not in EXPERIMENTS:

@@ -11,6 +11,9 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 import jax
 import pytest
 
+from selfrag_jax.mesh import configure_xla
+
+configure_xla()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 cache_dir = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "selfrag_jax_test_cache"))
 jax.config.update("jax_compilation_cache_dir", cache_dir)
