@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,6 +45,7 @@ def main(_) -> None:
   from selfrag_jax.train.loop import train
   from selfrag_jax.train.workdir import open_workdir, write_json
 
+  logging.set_verbosity(logging.WARNING)
   configure_xla()
   experiment = build(CONFIG.value.to_dict())
   chance, n = experiment.task.chance, experiment.evaluation.final

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,11 +28,12 @@ def main(_) -> None:
   """Time both modes and print the table."""
   from configs.refrag import get_config
   from selfrag_jax.evals.refrag import build, load_policy
+  from selfrag_jax.generate.encoder import encode as encode_with
   from selfrag_jax.generate.sampling import SamplingConfig
-  from selfrag_jax.memory.token_bag import embed
   from selfrag_jax.memory.topk import search_numpy
   from selfrag_jax.mesh import configure_xla
 
+  logging.set_verbosity(logging.WARNING)
   configure_xla()
   experiment = build(get_config().to_dict())
   rollout = experiment.rollout.__class__(**{**vars(experiment.rollout), "sampling": SamplingConfig(temperature=0.0)})
@@ -43,13 +44,13 @@ def main(_) -> None:
     params = experiment.sft_phase("sft", experiment.sft).initial_state().params
   memory = jax.device_get(player.memory("test", indices))
   groups = experiment.task.questions("test", indices).group_ids
-  encode = jax.jit(embed)
+  encode = jax.jit(encode_with)
 
   def retrieve(queries, hop):
     width = rollout.max_query_tokens
     tokens = np.array([query + [0] * (width - len(query)) for query in queries], np.int32)
     mask = np.arange(width)[None, :] < np.array([len(query) for query in queries])[:, None]
-    embedded = np.asarray(encode(player.bag, tokens, mask))
+    embedded = np.asarray(encode(player.encoder, tokens, mask))
     slots = [
       search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_hop).slots[0]
       for i, group in enumerate(groups)

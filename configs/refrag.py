@@ -49,7 +49,9 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
       "init_scale": 0.1,  # about d_model ** -0.5; 0.02 takes several times as many steps to learn to copy
     }
   )
-  config.memory = ml_collections.ConfigDict({"d_embed": 128, "dtype": "float32", "method": "exact"})
+  config.memory = ml_collections.ConfigDict(
+    {"encoder": "token_bag", "d_embed": 128, "dtype": "float32", "method": "exact"}
+  )
   config.rollout = ml_collections.ConfigDict(
     {
       "max_hops": 2,

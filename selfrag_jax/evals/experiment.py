@@ -1,7 +1,6 @@
 """A search experiment: a checked config, and the parts that its phases and evaluations share."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
 from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig, settings
+from selfrag_jax.train.state import param_shardings
 from selfrag_jax.typing import Params
 
 SECTIONS = {
@@ -36,11 +36,11 @@ SECTIONS = {
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a config describes. `pretrained` is None for a model from scratch."""
+  """Everything that a config describes. `base_params` are the pretrained ones; None for a model from scratch."""
 
   config: dict[str, Any]
   mesh: Mesh
-  pretrained: Pretrained | None
+  base_params: Params | None
   task: SearchTask
   model: ModelConfig
   player: Player
@@ -71,19 +71,8 @@ class Experiment:
     rollout = dataclasses.replace(self.rollout, **overrides)
     return evaluate(self.player, params, split, n, self.evaluation.batch_size, rollout, kind)
 
-  @functools.cached_property
-  def base_params(self) -> Params | None:
-    """The pretrained parameters on the mesh; None for a model from scratch."""
-    if self.pretrained is None:
-      return None
-    abstract = self._sft_phase("sft", self.sft, None).abstract_state().params
-    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), dict(self.pretrained.params), abstract)
-
   def sft_phase(self, name: str, config: SFTConfig) -> SFT:
     """Make a supervised phase; it starts from the pretrained parameters, or from scratch."""
-    return self._sft_phase(name, config, self.base_params)
-
-  def _sft_phase(self, name: str, config: SFTConfig, params: Params | None) -> SFT:
     return SFT(
       name,
       self.task,
@@ -92,7 +81,7 @@ class Experiment:
       max_hops=self.rollout.max_hops,
       mesh=self.mesh,
       seed=self.seed,
-      params=params,
+      params=self.base_params,
       evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic).means(),
     )
 
@@ -121,8 +110,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
   pretrained = load_pretrained(config["init"]) if config["init"] else None
   task = make_task(config["data"], pretrained, sections["rollout"].max_query_tokens)
   model = make_model(config["model"], pretrained, task, mesh)
-  player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh)
-  experiment = Experiment(config, mesh, pretrained, task, model, player, **sections)
+  base = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
+  player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
+  experiment = Experiment(config, mesh, base, task, model, player, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
     if experiment.sft_gold.steps:

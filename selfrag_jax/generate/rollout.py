@@ -22,6 +22,7 @@ from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import Cache, init_cache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
+from selfrag_jax.text.special import MAX_DOCUMENTS
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 RUNNING, SEARCHING, DONE = 0, 1, 2
@@ -36,6 +37,12 @@ class RolloutConfig:
   max_query_tokens: int = 8
   max_answer_tokens: int = 8
   sampling: SamplingConfig = SamplingConfig()
+
+  def __post_init__(self):
+    if self.max_hops < 0 or self.max_query_tokens < 1 or self.max_answer_tokens < 1:
+      raise ValueError(f"need max_hops >= 0 and at least one token for queries and answers, got {self}")
+    if not 1 <= self.documents_per_hop <= MAX_DOCUMENTS:
+      raise ValueError(f"documents_per_hop = {self.documents_per_hop} must lie in [1, {MAX_DOCUMENTS}]")
 
 
 class ControlTokens(NamedTuple):
@@ -57,7 +64,7 @@ class ControlTokens(NamedTuple):
 def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> ControlTokens:
   """Look the control ids up in a tokenizer; `end` is the end-of-turn token of the chat template."""
   special = tokenizer.special
-  documents = range(1, 17)
+  documents = range(1, MAX_DOCUMENTS + 1)
   return ControlTokens(
     pad=special["<|pad|>"],
     end=special[end],

@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from selfrag_jax.generate.encoder import LMEncoder, encode, init_lm_encoder
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
 from selfrag_jax.generate.rollout import (
   ControlTokens,
@@ -22,7 +24,7 @@ from selfrag_jax.generate.rollout import (
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
-from selfrag_jax.memory.token_bag import TokenBag, document_frequency, embed, init_token_bag
+from selfrag_jax.memory.token_bag import TokenBag, document_frequency, init_token_bag
 from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
@@ -31,12 +33,15 @@ from selfrag_jax.tasks.search import Corpus, Indices, Questions, SearchTask
 from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
+EMBED_BATCH = 256  # keys embedded at once
+
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
   """How documents are remembered and found inside a rollout."""
 
-  d_embed: int = 128
+  d_embed: int = 128  # of the token bag; a language model embeds in its own width
+  encoder: Literal["token_bag", "lm"] = "token_bag"
   dtype: str = "float32"
   method: Literal["exact", "approx"] = "exact"
 
@@ -70,14 +75,21 @@ class Episodes(NamedTuple):
 class Player:
   """Runs a policy over the questions of a task; holds the encoder and the memory of a shared corpus.
 
+  The encoder is a bag of tokens, or the language model `encoder_params`, which stays as it is while the policy learns.
+
   Compiles once for each (number of rows, rollout bounds, retriever).
   """
 
-  def __init__(self, task: SearchTask, model: ModelConfig, memory: MemoryConfig, mesh: Mesh):
+  def __init__(
+    self, task: SearchTask, model: ModelConfig, memory: MemoryConfig, mesh: Mesh, encoder_params: Params | None = None
+  ):
+    if memory.encoder == "lm" and encoder_params is None:
+      raise ValueError("memory.encoder is lm, but a model from scratch embeds nothing yet: set init, or use token_bag")
     self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
+    self._encoder_params = encoder_params
     end = task.template.end_of_turn.name
     self.control: ControlTokens = control_tokens(task.tokenizer, task.notice, end)
-    self.bag: TokenBag | None = None
+    self.encoder: TokenBag | LMEncoder | None = None
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._unstack = jax.jit(lambda params: unstack(model, params))
@@ -88,9 +100,9 @@ class Player:
     corpus = self.task.corpus(split, indices)
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
-    if self.bag is None:
-      self.bag = self._make_bag(corpus)
-    memory = self._build(self.bag, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
+    if self.encoder is None:
+      self.encoder = self._make_encoder(corpus)
+    memory = self._build(self.encoder, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
 
@@ -111,7 +123,7 @@ class Player:
     inputs = jax.device_put(
       (questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh)
     )
-    played = self._play(params, self.bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    played = self._play(params, self.encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
 
@@ -121,7 +133,7 @@ class Player:
     """Roll every question out once around a Python retriever; the same hops, one program a turn."""
     questions, width = self.task.questions(split, indices), self.task.document_tokens
     policy = Policy(self.model, self._unstack(params), config, self.control)
-    prompts, lengths = map(jax.numpy.asarray, (questions.prompts, questions.lengths))
+    prompts, lengths = map(jnp.asarray, (questions.prompts, questions.lengths))
     played = rollout_on_host(policy, prompts, lengths, retrieve, width, key)
     host = fetch(played)
     return Episodes(played, host, read_transcripts(host, self.control), questions, 1)
@@ -139,12 +151,12 @@ class Player:
     """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
     questions, corpus = self.task.questions(split, indices), self._padded(self.task.corpus(split, indices))
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
-    bag = abstract(jax.eval_shape(lambda: self._make_bag(self.task.corpus(split, indices))), whole)
-    memory = jax.eval_shape(self._build_memory, bag, corpus)
+    encoder = abstract(jax.eval_shape(lambda: self._make_encoder(self.task.corpus(split, indices))), whole)
+    memory = jax.eval_shape(self._build_memory, encoder, corpus)
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
     inputs = abstract((questions.prompts, questions.lengths, questions.gold, questions.group_ids), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
-    return self._play.lower(params, bag, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    return self._play.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def score(self, episodes: Episodes) -> Scores:
     """Hold the answers and the slots that were found against those of the questions."""
@@ -168,18 +180,18 @@ class Player:
     )
     return Scores(*(np.asarray(column, np.float32) for column in columns))
 
-  def _make_bag(self, corpus: Corpus) -> TokenBag:
+  def _make_encoder(self, corpus: Corpus) -> TokenBag | LMEncoder:
+    if self.memory_config.encoder == "lm" and self._encoder_params is not None:
+      keys = jnp.asarray(corpus.keys)
+      return init_lm_encoder(self.model, self._encoder_params, keys, _inside(keys, corpus.key_lengths))
     keys = [key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
-    tokenizer = self.task.tokenizer
-    frequency = document_frequency(keys, self.model.padded_vocab)
-    bag = init_token_bag(
+    return init_token_bag(
       self.model.padded_vocab,
       self.memory_config.d_embed,
-      document_frequency=frequency,
+      document_frequency=document_frequency(keys, self.model.padded_vocab),
       n_documents=len(keys),
-      special_ids=tuple(tokenizer.special.values()),
+      special_ids=tuple(self.task.tokenizer.special.values()),
     )
-    return bag
 
   def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
     """Fill the corpus up to whole shards of the mesh; return it and which of its rows are real."""
@@ -188,33 +200,28 @@ class Player:
     padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
     return padded, np.arange(n + padding) < n
 
-  def _build_memory(self, bag: TokenBag, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
+  def _build_memory(self, encoder: TokenBag | LMEncoder, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
     corpus, real = inputs
-    config = self.memory_config
-    state = init_memory(corpus.keys.shape[0], config.d_embed, chunk_tokens=corpus.tokens.shape[1], dtype=config.dtype)
-    inside = np.arange(corpus.keys.shape[1])[None, :] < corpus.key_lengths[:, None]
-    written = write(
-      state,
-      embed(bag, corpus.keys, inside),
-      mask=real,
-      group_ids=corpus.group_ids,
-      tokens=corpus.tokens,
-      lengths=corpus.lengths,
-    )
+    inside = _inside(corpus.keys, corpus.key_lengths)
+    # in parts: what a key looks like on its way through the encoder is a thousand times its embedding
+    one = lambda key: encode(encoder, key[0][None], key[1][None])[0]
+    embedded = jax.lax.map(one, (jnp.asarray(corpus.keys), inside), batch_size=EMBED_BATCH)
+    dtype, width = self.memory_config.dtype, corpus.tokens.shape[1]
+    state = init_memory(len(corpus.keys), embedded.shape[1], chunk_tokens=width, dtype=dtype)
+    documents = {"group_ids": corpus.group_ids, "tokens": corpus.tokens, "lengths": corpus.lengths}
     rows = batch_sharding(self.mesh)
+    written = write(state, embedded, mask=real, **documents)
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
   def _play_traced(
-    self, params, bag, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
+    self, params, encoder, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
   ) -> Rollout:
-    prompts, lengths, gold, group_ids = (
-      jax.numpy.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids)
-    )
+    prompts, lengths, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids))
     play_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
       memory,
-      lambda tokens, mask: embed(bag, tokens, mask),
+      lambda tokens, mask: encode(encoder, tokens, mask),
       config.documents_per_hop,
       group_ids=group_ids,
       gold_BxG=gold,
@@ -249,6 +256,10 @@ def evaluate(
       episodes = player.play(params, split, indices, greedy, key, kind=kind)
     parts.append(Scores(*(column[: n - start] for column in player.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _inside(tokens: ArrayLike, lengths: ArrayLike) -> jax.Array:
+  return jnp.arange(tokens.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
 
 
 def fetch(tree: Any) -> Any:

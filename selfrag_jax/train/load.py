@@ -10,12 +10,13 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import make_mesh, shardings_of
+from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.checkpoint import load, read_metadata
+from selfrag_jax.train.state import param_shardings
 from selfrag_jax.typing import Params
 
 
@@ -48,7 +49,7 @@ def load_model(
   phases = epath.Path(source) / "checkpoints"
   if not phases.is_dir():
     pretrained = load_pretrained(source)
-    shardings = _shardings(pretrained.config, mesh)
+    shardings = param_shardings(pretrained.config, mesh)
     _check_tokenizer(pretrained.tokenizer, tokenizer)
     return LoadedModel(pretrained.config, jax.device_put(dict(pretrained.params), shardings), {})
   folder = phases / phase if phase else max(phases.iterdir(), key=lambda path: path.stat().mtime)
@@ -65,15 +66,11 @@ def load_model(
   abstract = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
     shapes,
-    _shardings(config, mesh),
+    param_shardings(config, mesh),
   )
   restored = load(folder, {"params": abstract})
   assert restored is not None  # its metadata was just read
   return LoadedModel(config, restored.state["params"], restored.metadata)
-
-
-def _shardings(config: ModelConfig, mesh: Mesh) -> Any:
-  return shardings_of(jax.eval_shape(lambda: init_params(config, jax.random.key(0))), mesh)
 
 
 def _check_tokenizer(saved: Tokenizer | None, ours: Tokenizer | None) -> None:

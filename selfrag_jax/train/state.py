@@ -47,6 +47,11 @@ def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, mes
   return create(jax.random.key(seed))
 
 
+def param_shardings(config: ModelConfig, mesh: Mesh) -> Any:
+  """Return where each parameter lies on `mesh`."""
+  return shardings_of(jax.eval_shape(lambda: init_params(config, jax.random.key(0))), mesh)
+
+
 def state_from_params(
   params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int
 ) -> TrainState:

@@ -200,6 +200,14 @@ def test_document_block_equals_the_renderer():
     assert row[:n].tolist() == render_documents(TOKENIZER, [DOCUMENTS[slot] for slot in chosen if slot >= 0])
 
 
+@pytest.mark.parametrize(
+  "wrong", [{"max_hops": -1}, {"documents_per_hop": 17}, {"documents_per_hop": 0}, {"max_query_tokens": 0}]
+)
+def test_impossible_bounds_are_refused(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    RolloutConfig(**wrong)
+
+
 def test_compact_keeps_order_and_cuts_at_the_width():
   tokens, lengths = compact(jnp.arange(1, 9).reshape(2, 4), jnp.asarray([[True, False, True, True], [False] * 4]), 2)
   np.testing.assert_array_equal(tokens, [[1, 3], [0, 0]])
