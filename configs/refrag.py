@@ -1,8 +1,8 @@
 """REFRAG: a language model learns to search more than once, from the reward of its answers.
 
   python launch/train.py --config=configs/refrag.py                  a Transformer + Mamba-2 hybrid from scratch
-  python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same depth
-  python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same depth
+  python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
+  python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
   python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
 
 The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", over a fresh random table of 128 facts a
@@ -19,15 +19,20 @@ from typing import Any
 
 import ml_collections
 
-PATTERNS = {"hybrid": "MTM", "transformer": "TTT", "mamba": "MMM"}
+# what differs between the variants, chosen so that their parameters are as many (within 3 %)
+VARIANTS = {
+  "hybrid": {"block_pattern": "MTM", "n_layers": 3, "mlp_dim": 192},
+  "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
+  "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
+}
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   """Return the config of a variant: hybrid, transformer, mamba or smollm2_135m."""
   if variant == "smollm2_135m":
     return smollm2_135m()
-  if variant not in PATTERNS:
-    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*PATTERNS, 'smollm2_135m'])}")
+  if variant not in VARIANTS:
+    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*VARIANTS, 'smollm2_135m'])}")
   config = ml_collections.ConfigDict()
   config.experiment = "refrag"
   config.seed = 0
@@ -39,9 +44,8 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict(
     {
       "d_model": 64,
-      "n_layers": 3,
       "n_heads": 4,
-      "block_pattern": PATTERNS[variant],
+      **VARIANTS[variant],
       "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
       "ssm_state": 16,
       "ssm_head_dim": 32,

@@ -58,7 +58,7 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   )  # fmt: skip
   axes.set(xlabel="reinforcement step", ylabel="exact match", ylim=(-0.02, 1.03), xlim=(0, last * 1.02))
   axes.set_title(
-    f"Two-hop questions, {report['block_pattern']}, {report['parameters']:,} parameters, seed {report['seed']}"
+    f"{report['task']}, {report['block_pattern']}, {report['parameters']:,} parameters, seed {report['seed']}"
   )
   axes.grid(alpha=0.25)
   axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

@@ -1,0 +1,41 @@
+"""Configs: every variant builds, the controls are as large as the hybrid, and every section is checked."""
+
+import pytest
+
+from configs.refrag import VARIANTS, get_config
+from selfrag_jax.evals.experiment import build
+from selfrag_jax.model.config import count_params
+
+
+@pytest.fixture(scope="module")
+def experiments():
+  return {variant: build(get_config(variant).to_dict()) for variant in VARIANTS}
+
+
+def test_the_variants_are_of_one_size(experiments):
+  sizes = {variant: count_params(experiment.model)["total"] for variant, experiment in experiments.items()}
+  assert max(sizes.values()) <= 1.03 * min(sizes.values()), sizes
+  assert {experiment.model.block_pattern for experiment in experiments.values()} == {
+    ("M", "T", "M"), ("T", "T", "T"), ("M", "M", "M", "M"),
+  }  # fmt: skip
+
+
+def test_rollouts_fit_the_demonstrations_that_teach_them(experiments):
+  experiment = experiments["hybrid"]
+  batch = experiment.sft_phase("sft", experiment.sft).batch(0)
+  assert batch["tokens"].shape == (experiment.sft.batch_size, experiment.sft.max_tokens)
+
+
+def test_unknown_variants_are_refused_with_the_list():
+  with pytest.raises(ValueError, match="no variant 'nope'; one of hybrid, transformer, mamba, smollm2_135m"):
+    get_config("nope")
+
+
+def test_the_real_task_needs_its_data():
+  config = get_config("smollm2_135m")
+  config.init, config.evaluation.batch_size = "", 8
+  with pytest.raises(ValueError, match=r"--config.data.path=FOLDER"):
+    build(config.to_dict())
+  config.data.path = "nowhere"
+  with pytest.raises(ValueError, match="tokenizer of a pretrained model"):
+    build(config.to_dict())
