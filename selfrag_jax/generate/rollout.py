@@ -219,8 +219,9 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
     first = jnp.take_along_axis(state.tokens, jnp.minimum(state.turn_start, size - 1)[:, None], axis=1)[:, 0]
     in_query = (at > state.turn_start) & (first == control.search_start)
     bound = 1 + jnp.where(in_query, config.max_query_tokens, config.max_answer_tokens)
-    forced = at - state.turn_start >= bound
-    token = jnp.where(forced, jnp.where(in_query, control.search_end, control.answer_end), token)
+    closing = jnp.where(in_query, control.search_end, control.answer_end)
+    forced = (at - state.turn_start >= bound) & (token != closing)
+    token = jnp.where(forced, closing, token)
     log_prob = token_log_probs(logits, token, config.sampling.temperature)
 
     running = state.status == RUNNING

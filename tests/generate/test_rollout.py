@@ -243,3 +243,11 @@ def test_model_forward_is_used_for_prompts_of_any_length():
     hidden = LM(p.model).apply(p.params, r.tokens[row : row + 1, :n])
     logits = LM(p.model).apply(p.params, hidden[:, -1], method="logits")
     assert int(jnp.argmax(logits)) == r.tokens[row, n]
+
+
+def test_a_turn_that_the_policy_closes_at_the_bound_is_its_own(formatted):
+  """Queries have three tokens: a bound of three leaves room for the closing token only, and none is forced."""
+  p = formatted._replace(config=RolloutConfig(1, 1, 3, 1, SamplingConfig(0.0)))
+  r = device_rollout(p)
+  closing = np.isin(r.tokens, [CONTROL.search_end, CONTROL.answer_end])
+  assert r.sampled[closing].mean() > 0.9
