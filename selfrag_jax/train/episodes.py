@@ -101,7 +101,7 @@ class Player:
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
     if self.encoder is None:
-      self.encoder = self._make_encoder(corpus)
+      self.encoder = self._make_encoder()
     memory = self._build(self.encoder, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
@@ -151,7 +151,7 @@ class Player:
     """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
     questions, corpus = self.task.questions(split, indices), self._padded(self.task.corpus(split, indices))
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
-    encoder = abstract(jax.eval_shape(lambda: self._make_encoder(self.task.corpus(split, indices))), whole)
+    encoder = abstract(jax.eval_shape(self._make_encoder), whole)
     memory = jax.eval_shape(self._build_memory, encoder, corpus)
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
     inputs = abstract((questions.prompts, questions.lengths, questions.gold, questions.group_ids), rows)
@@ -180,7 +180,9 @@ class Player:
     )
     return Scores(*(np.asarray(column, np.float32) for column in columns))
 
-  def _make_encoder(self, corpus: Corpus) -> TokenBag | LMEncoder:
+  def _make_encoder(self) -> TokenBag | LMEncoder:
+    # always from the same documents: what happened to be searched first must not change how a resumed run searches
+    corpus = self.task.corpus("train", [0])
     if self.memory_config.encoder == "lm" and self._encoder_params is not None:
       keys = jnp.asarray(corpus.keys)
       return init_lm_encoder(self.model, self._encoder_params, keys, _inside(keys, corpus.key_lengths))

@@ -71,3 +71,14 @@ def test_training_leaves_the_parameters_that_it_started_from(params):
   assert any(
     (np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(before), strict=True)
   )
+
+
+def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
+  """A resumed run searches other questions first than the run that it continues."""
+  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  weights = []
+  for indices in (range(2), range(5, 9)):
+    player = Player(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
+    player.memory("train", indices)
+    weights.append(np.asarray(player.encoder.weights))
+  np.testing.assert_array_equal(*weights)
