@@ -299,10 +299,12 @@ def rollout(
 
   def hop(state: _State, i: Array) -> tuple[_State, Array]:
     state = decode(policy, state, jax.random.fold_in(key, i))
-    with jax.named_scope("retrieve"):
-      found = retrieve(*read_queries(policy, state), i)
     over_budget = i >= config.max_hops
     used = ((state.status == SEARCHING) & ~over_budget)[:, None]
+    with jax.named_scope("retrieve"):
+      search = lambda: Found(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
+      nothing = lambda: jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), jax.eval_shape(search))
+      found = jax.lax.cond(used.any(), search, nothing)  # the last hop, at the latest, needs no search
     return append(policy, state, found, over_budget), jnp.where(used, found.slots, -1)
 
   state, slots = jax.lax.scan(hop, state, jnp.arange(config.max_hops + 1))
