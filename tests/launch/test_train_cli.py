@@ -24,7 +24,8 @@ TINY = {
   "memory": {"d_embed": 16},
   "sft": {"steps": 8, "batch_size": 4},
   "sft_gold": {"steps": 0},
-  "rl": {"steps": 8, "questions_per_step": 4, "rollouts_per_question": 4},
+  # after 8 steps of sft no rollout earns anything; a random reward gives reinforcement something to follow
+  "rl": {"steps": 8, "questions_per_step": 4, "rollouts_per_question": 4, "control": "random_reward"},
   "evaluation": {"periodic": 4, "final": 4, "batch_size": 4},
   "loop": {"checkpoint_every": 3, "eval_every": 4, "log_every": 1, "preempted_exit_code": 75},
 }
