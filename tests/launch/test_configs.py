@@ -1,10 +1,14 @@
 """Configs: every variant builds, the controls are as large as the hybrid, and every section is checked."""
 
+from dataclasses import asdict
+
 import pytest
 
 from configs.refrag import VARIANTS, get_config
-from selfrag_jax.evals.experiment import build
+from selfrag_jax.evals.experiment import SECTIONS, build
 from selfrag_jax.model.config import count_params
+from selfrag_jax.train.episodes import MemoryConfig
+from selfrag_jax.train.settings import settings
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,19 @@ def test_rollouts_fit_the_demonstrations_that_teach_them(experiments):
   experiment = experiments["hybrid"]
   batch = experiment.sft_phase("sft", experiment.sft).batch(0)
   assert batch["tokens"].shape == (experiment.sft.batch_size, experiment.sft.max_tokens)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "smollm2_135m"])
+def test_every_setting_can_be_overridden(variant):
+  """A flag can change only what the config has: a field that it leaves out would be out of reach."""
+  config = get_config(variant)
+  for name, cls in {**SECTIONS, "memory": MemoryConfig}.items():
+    assert set(_flat(asdict(settings(cls, config[name].to_dict(), name)))) == set(_flat(config[name].to_dict())), name
+
+
+def _flat(section, prefix=""):
+  for name, value in section.items():
+    yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
 
 
 def test_unknown_variants_are_refused_with_the_list():

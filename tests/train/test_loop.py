@@ -148,6 +148,26 @@ def test_a_finished_phase_takes_no_step(tmp_path):
   np.testing.assert_array_equal(state.params["w"], first.params["w"])
 
 
+def test_fewer_steps_than_are_taken_are_refused(tmp_path):
+  train(Walk(), tmp_path, config(), METADATA)
+  with pytest.raises(ValueError, match=r"walk is already at step 12, config\.walk\.steps is 10: use another workdir"):
+    train(Walk(steps=10), tmp_path, config(), METADATA)
+  assert saved_steps(tmp_path)[-1] == 12
+
+
+def test_a_resumed_run_says_what_has_changed(tmp_path, capsys):
+  train(Walk(steps=6), tmp_path, config(), {"config": {"walk": {"steps": 6, "rate": 0.1}, "mesh": (1, 1)}})
+  assert capsys.readouterr().err.count("continues") == 0
+  train(Walk(), tmp_path, config(), {"config": {"walk": {"steps": 12, "decay": 0.5}, "mesh": (1, 1)}})
+  said = capsys.readouterr().err.splitlines()
+  assert [line.strip() for line in said if "walk" in line and "eta" not in line.lower()] == [
+    "walk: continues after step 6 of 12",
+    "config.walk.decay was None, is now 0.5",
+    "config.walk.rate was 0.1, is now None",
+    "config.walk.steps was 6, is now 12",
+  ]
+
+
 def test_data_that_ends_early_is_an_error(tmp_path):
   phase = Walk()
   phase.batches = lambda start: iter([np.zeros(3, np.float32)] * 2)

@@ -9,6 +9,7 @@ from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import Refrag
@@ -39,6 +40,75 @@ def run(mesh):
     phase = Refrag("rl", player, MODEL, rl, rollout, EvalConfig(), mesh=mesh, seed=0, params=state.params)
     lowered = {**sft.lower(), **{f"rl {name}": program for name, program in phase.lower().items()}}
     return losses, jax.device_get(state.params), episodes.host, lowered
+
+
+def sft_phase(task, **overrides):
+  config = SFTConfig(**({"steps": 20, "batch_size": 4, "max_tokens": 160, "demonstrations": "gold"} | overrides))
+  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  return SFT("sft", task, MODEL, config, max_hops=2, mesh=mesh, seed=3, params=None, evaluate_policy=lambda _: {})
+
+
+class Finite:
+  """The task with its first questions only."""
+
+  def __init__(self, n):
+    self.n = n
+
+  def __getattr__(self, name):
+    return getattr(TASK, name)
+
+  def size(self, split):
+    return self.n
+
+
+@pytest.mark.parametrize("task", [TASK, Finite(11)], ids=["endless", "finite"])
+def test_rows_hold_whole_demonstrations_apart_from_each_other(task):
+  phase = sft_phase(task)
+  batch, rows = phase.batch(7), [phase.row(7 * 4 + i) for i in range(4)]
+  assert max(map(len, rows)) > 1
+  pad = task.tokenizer.special["<|pad|>"]
+  for i, row in enumerate(rows):
+    ends = 0
+    for segment, index in enumerate(row, 1):
+      ids, mask = render_conversation(task.tokenizer, task.demonstration("sft", index, "gold", 2), task.template)
+      [inside] = np.nonzero(batch["segment_ids"][i] == segment)
+      assert inside.tolist() == list(range(ends, ends + len(ids)))
+      assert batch["tokens"][i, inside].tolist() == ids
+      assert batch["mask"][i, inside].tolist() == [bool(x) for x in mask]
+      ends += len(ids)
+    assert (batch["segment_ids"][i, ends:] == 0).all()
+    assert not batch["mask"][i, ends:].any()
+    assert (batch["tokens"][i, ends:] == pad).all()
+
+
+def test_a_data_set_that_ends_is_shown_whole_in_every_epoch():
+  phase = sft_phase(Finite(11))
+  shown = [index for row in range(40) for index in phase.row(row)]
+  epochs = [shown[i : i + 11] for i in range(0, len(shown) - 10, 11)]
+  assert len(epochs) > 3
+  assert all(sorted(epoch) == list(range(11)) for epoch in epochs)
+  assert epochs[0] != epochs[1]
+
+
+def test_a_row_does_not_depend_on_the_rows_made_before_it():
+  for task in (TASK, Finite(11)):
+    walked, jumped = sft_phase(task), sft_phase(task)
+    for step in range(5):
+      expected = walked.batch(step)
+    np.testing.assert_equal(jumped.batch(4), expected)
+
+
+def test_endless_rows_share_no_demonstration():
+  phase = sft_phase(TASK)
+  shown = [index for row in range(40) for index in phase.row(row)]
+  assert len(set(shown)) == len(shown)
+
+
+def test_demonstrations_that_are_too_long():
+  with pytest.raises(ValueError, match=r"a demonstration of \d+ tokens exceeds sft\.max_tokens = 8"):
+    sft_phase(TASK, max_tokens=8).batch(0)
+  with pytest.raises(ValueError, match=r"no demonstration fits into sft\.max_tokens = 8"):
+    sft_phase(Finite(11), max_tokens=8)
 
 
 @pytest.fixture(scope="module")

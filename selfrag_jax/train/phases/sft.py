@@ -1,5 +1,9 @@
-"""Supervised fine-tuning of a searching policy on rendered demonstrations: loss on what the assistant writes."""
+"""Supervised fine-tuning of a searching policy on rendered demonstrations: loss on what the assistant writes.
 
+Demonstrations are packed: a row holds as many as fit, in the order of the data, and none sees another.
+"""
+
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,9 +15,9 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.tasks.search import SearchTask, pad_rows
+from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.data import batches
+from selfrag_jax.train.data import ShuffledEpochs, batches
 from selfrag_jax.train.losses import sequence_log_probs
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.settings import SFTConfig
@@ -56,7 +60,9 @@ class SFT:
     shardings = state_shardings(model, self._optimizer, mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
     size = task.size("sft")
-    self._usable = None if size is None else self._fitting(size)
+    self._order = None if size is None else ShuffledEpochs(self._fitting(size), seed)
+    self._row_starts = [0]  # where each row begins in the order of a data set that ends
+    self._rendered = functools.lru_cache(4 * config.batch_size)(self._render)
 
   def abstract_state(self) -> TrainState:
     return abstract_state(self._model, self._optimizer, self._mesh)
@@ -72,15 +78,29 @@ class SFT:
   def batch(self, step: int) -> dict[str, np.ndarray]:
     """Render the demonstrations of a step: tokens, mask and segment ids, int32 / bool / int32 [B, T]."""
     config = self._config
-    positions = range(step * config.batch_size, (step + 1) * config.batch_size)
-    rows, masks = zip(*(self._rendered(self._index(position)) for position in positions), strict=True)
-    tokens, lengths = pad_rows(rows, config.max_tokens, self._task.tokenizer.special["<|pad|>"])
-    mask, _ = pad_rows(masks, config.max_tokens)
-    segment_ids = (np.arange(config.max_tokens)[None, :] < lengths[:, None]).astype(np.int32)
-    return {"tokens": tokens, "mask": mask.astype(bool), "segment_ids": segment_ids}
+    shape = (config.batch_size, config.max_tokens)
+    tokens = np.full(shape, self._task.tokenizer.special["<|pad|>"], np.int32)
+    mask, segment_ids = np.zeros(shape, bool), np.zeros(shape, np.int32)
+    for row in range(config.batch_size):
+      end = 0
+      for segment, index in enumerate(self.row(step * config.batch_size + row), 1):
+        ids, written = self._rendered(index)
+        inside = slice(end, end + len(ids))
+        tokens[row, inside], mask[row, inside], segment_ids[row, inside] = ids, written, segment
+        end += len(ids)
+    return {"tokens": tokens, "mask": mask, "segment_ids": segment_ids}
+
+  def row(self, row: int) -> list[int]:
+    """Return the demonstrations that a row of the whole training holds: a function of the seed and the row."""
+    if self._order is None:  # endless: rows begin so far apart that no two can meet
+      start = row * self._config.max_tokens
+      return list(range(start, self._row_end(start)))
+    while len(self._row_starts) <= row + 1:
+      self._row_starts.append(self._row_end(self._row_starts[-1]))
+    return [self._order[position] for position in range(*self._row_starts[row : row + 2])]
 
   def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch["segment_ids"].sum())
+    tokens = np.count_nonzero(batch["segment_ids"])
     state, metrics = self._update(state, jax.device_put(batch, batch_sharding(self._mesh)))
     return state, metrics | {"tokens": tokens}
 
@@ -92,22 +112,24 @@ class SFT:
     batch = abstract(self.batch(0), batch_sharding(self._mesh))
     return {"update": self._update.lower(self.abstract_state(), batch)}
 
-  def _index(self, position: int) -> int:
-    """Return which demonstration comes at `position`: each epoch its own order, a function of seed and epoch."""
-    if self._usable is None:
-      return position
-    epoch, offset = divmod(position, len(self._usable))
-    return self._usable[np.random.default_rng([self._seed, epoch]).permutation(len(self._usable))[offset]]
+  def _row_end(self, start: int) -> int:
+    """Return the position behind the demonstrations from `start` on that fit into a row (next-fit packing)."""
+    room, position = self._config.max_tokens, start
+    while (length := len(self._rendered(position if self._order is None else self._order[position])[0])) <= room:
+      room, position = room - length, position + 1
+    if position == start:
+      raise ValueError(f"a demonstration of {length} tokens exceeds sft.max_tokens = {room}")
+    return position
 
   def _fitting(self, size: int) -> list[int]:
-    fits = [index for index in range(size) if len(self._rendered(index)[0]) <= self._config.max_tokens]
+    fits = [index for index in range(size) if len(self._render(index)[0]) <= self._config.max_tokens]
     if not fits:
       raise ValueError(f"no demonstration fits into sft.max_tokens = {self._config.max_tokens}")
     if len(fits) < size:
       logging.warning("%d of %d demonstrations exceed sft.max_tokens and are left out", size - len(fits), size)
     return fits
 
-  def _rendered(self, index: int) -> tuple[list[int], list[int]]:
+  def _render(self, index: int) -> tuple[list[int], list[int]]:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
     return render_conversation(self._task.tokenizer, conversation, self._task.template)
 
