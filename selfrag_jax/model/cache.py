@@ -10,7 +10,7 @@ from selfrag_jax.typing import Array
 
 @struct.dataclass
 class KVCache:
-  """Keys (already rotated) and values of one attention layer, [B, S, K, E] each."""
+  """Keys (already rotated) and values of one attention layer, [B, K, S, E] each."""
 
   keys: Array
   values: Array
@@ -41,7 +41,7 @@ def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
 
   def layer(kind: str) -> KVCache | SSMCache:
     if kind == "T":
-      keys = jnp.zeros((batch, capacity, c.kv_heads, c.head_width), c.dtype)
+      keys = jnp.zeros((batch, c.kv_heads, capacity, c.head_width), c.dtype)
       return KVCache(keys, jnp.zeros_like(keys))
     # a sum of thousands of decayed terms: bfloat16 would lose the small ones
     state = jnp.zeros((batch, c.ssm_heads, c.ssm_head_dim, c.ssm_state), accumulation_dtype(c.dtype))

@@ -52,15 +52,15 @@ class RMSNorm(nn.Module):
     return normed * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 
 
-def rotary_embedding(x_BxTxHxE: Array, positions_BxT: Array, base: float) -> Array:
+def rotary_embedding(x_BxHxTxE: Array, positions_BxT: Array, base: float) -> Array:
   """Rotate the pairs (i, i + E/2) of every head by position (arXiv 2104.09864, half-split order as in Hugging Face)."""
-  half = x_BxTxHxE.shape[-1] // 2
-  dtype = accumulation_dtype(x_BxTxHxE.dtype)  # angles at position 8,192 need more than 8 bits
+  half = x_BxHxTxE.shape[-1] // 2
+  dtype = accumulation_dtype(x_BxHxTxE.dtype)  # angles at position 8,192 need more than 8 bits
   frequency = jnp.asarray(base, dtype) ** (-jnp.arange(half, dtype=dtype) / half)
-  angle = positions_BxT[:, :, None, None].astype(dtype) * frequency[None, None, None, :]
+  angle = positions_BxT[:, None, :, None].astype(dtype) * frequency[None, None, None, :]
   cos, sin = jnp.cos(angle), jnp.sin(angle)
-  first, second = jnp.split(x_BxTxHxE.astype(dtype), 2, axis=-1)
-  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxHxE.dtype)
+  first, second = jnp.split(x_BxHxTxE.astype(dtype), 2, axis=-1)
+  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxHxTxE.dtype)
 
 
 class MLP(nn.Module):
