@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 NOT_WINDOWS = "platform_system != 'Windows'"
 LINUX = "platform_system == 'Linux'"
 
-WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1", "jinja2>=3.1,<4"]
+WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
   name="selfrag_jax",
@@ -43,6 +43,7 @@ setup(
     "test": [
       *WEIGHTS,
       "hypothesis>=6.100,<7",
+      "jinja2>=3.1,<4",
       "import-linter>=2.3,<3",
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",

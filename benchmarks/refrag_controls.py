@@ -64,10 +64,10 @@ def main(_) -> None:
     for name, (bounds, kind) in EVALUATED.items():
       judge(name, "evaluates", refrag, bounds, kind)
     for name, (changes, bounds, kind) in TRAINED.items():
-      phase_name = "control_" + name.replace(" ", "_")
       rl = dataclasses.replace(experiment.rl, **changes)
-      phase = experiment.rl_phase(sft, phase_name, rl, **bounds)
-      judge(name, "trains", train(phase, workdir, experiment.loop, experiment.metadata).params, bounds, kind)
+      phase = experiment.rl_phase(sft, name.replace(" ", "_"), rl, **bounds)
+      metadata = {**experiment.metadata, "control": {**changes, **bounds}}
+      judge(name, "trains", train(phase, workdir / "controls", experiment.loop, metadata).params, bounds, kind)
     write_json(workdir / "controls.json", {"chance": chance, "margin": MARGIN, "controls": rows})
   if any(row["high"] > chance + MARGIN for row in rows):
     raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Language models that remember, in JAX and Flax: Self-RAG memory, RAG and REFRAG, TextGrad and Gradient-RAG.
+"""Language models that remember, in JAX and Flax.
 
 Importing the package does no work: no JAX operation, no TensorFlow import, no file. Import the part that is needed:
 `from selfrag_jax.memory import state`.

@@ -39,8 +39,8 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None =
   """Make the (data, fsdp, tensor) mesh; one entry may be -1 for what is left. Raises ValueError if it does not fit."""
   devices = list(jax.devices() if devices is None else devices)
   sizes = list(shape)
-  if len(sizes) != len(AXES) or sizes.count(-1) > 1:
-    raise ValueError(f"mesh {tuple(shape)} needs one size for each of {AXES}, at most one of them -1")
+  if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+    raise ValueError(f"mesh {tuple(shape)} needs one size of at least 1 for each of {AXES}; one of them may be -1")
   if -1 in sizes:
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known:
@@ -62,6 +62,20 @@ def check_batch(mesh: Mesh, size: int, name: str) -> None:
     raise ValueError(
       f"{name} = {size} is not divisible by the {batch_shards(mesh)} batch shards of mesh {dict(mesh.shape)}"
     )
+
+
+def check_shards(tree: Any) -> None:
+  """Raise ValueError, with both numbers, for an array (or ShapeDtypeStruct) that its sharding cannot split evenly."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    mesh, spec = leaf.sharding.mesh, leaf.sharding.spec
+    for size, axes in zip(leaf.shape, spec, strict=False):
+      shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+      if size % shards:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        raise ValueError(
+          f"{name} has the shape {leaf.shape}: {size} is not divisible by the {shards} shards of {axes} in mesh "
+          f"{dict(mesh.shape)}; choose another mesh"
+        )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
-from selfrag_jax.mesh import check_batch, make_mesh
+from selfrag_jax.mesh import check_batch, check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
-from selfrag_jax.tasks.datasets import read_qa_folder
+from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
@@ -54,6 +54,11 @@ class Experiment:
   @property
   def seed(self) -> int:
     return self.config["seed"]
+
+  @property
+  def document_budget(self) -> int:
+    """How many documents a policy may see."""
+    return self.rollout.max_hops * self.rollout.documents_per_hop
 
   @property
   def metadata(self) -> dict[str, Any]:
@@ -107,36 +112,47 @@ def build(config: Mapping[str, Any]) -> Experiment:
   mesh = make_mesh(config["mesh"])
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in SECTIONS.items()}
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
+  folder = read_folder(config["data"], config["init"])  # before weights are downloaded
   pretrained = load_pretrained(config["init"]) if config["init"] else None
-  task = make_task(config["data"], pretrained, sections["rollout"].max_query_tokens)
+  task = make_task(config["data"], folder, pretrained, sections["rollout"].max_query_tokens)
   model = make_model(config["model"], pretrained, task, mesh)
   base = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
   experiment = Experiment(config, mesh, base, task, model, player, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
+    check_shards(sft.abstract_state())
+    sft.batch(0)
     if experiment.sft_gold.steps:
-      experiment.sft_phase("sft_gold", experiment.sft_gold)
+      experiment.sft_phase("sft_gold", experiment.sft_gold).batch(0)
     experiment.rl_phase(sft.abstract_state().params)
   return experiment
 
 
-def make_task(section: Mapping[str, Any], pretrained: Pretrained | None, max_query_tokens: int) -> SearchTask:
-  """Build the task that `config.data.name` names from the other keys of its section."""
-  options = {key: value for key, value in section.items() if key not in ("name", "path")}
+def read_folder(section: Mapping[str, Any], init: str) -> QAFolder | None:
+  """Read the questions and passages that `config.data` names; None for a task that makes its own."""
   if section["name"] == "two_hop":
+    return None
+  if section["name"] != "passages":
+    raise ValueError(f"config.data.name is {section['name']!r}; one of two_hop, passages")
+  if not section["path"]:
+    raise ValueError("config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER")
+  if not init:
+    raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
+  return read_qa_folder(section["path"])
+
+
+def make_task(
+  section: Mapping[str, Any], folder: QAFolder | None, pretrained: Pretrained | None, max_query_tokens: int
+) -> SearchTask:
+  """Build the task over `folder`, or the embedded one, from the other keys of `config.data`."""
+  options = {key: value for key, value in section.items() if key not in ("name", "path")}
+  if folder is None or pretrained is None:
     return TwoHopSearch(**options)
-  if section["name"] == "passages":
-    if not section["path"]:
-      raise ValueError(
-        "config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER"
-      )
-    if pretrained is None or pretrained.tokenizer is None:
-      raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
-    template = pretrained.chat_template or CHATML
-    folder = read_qa_folder(section["path"])
-    return PassageSearch(folder, pretrained.tokenizer, template, max_query_tokens=max_query_tokens, **options)
-  raise ValueError(f"config.data.name is {section['name']!r}; one of two_hop, passages")
+  if pretrained.tokenizer is None:
+    raise ValueError("the model of config.init comes without a tokenizer; passages need one")
+  template = pretrained.chat_template or CHATML
+  return PassageSearch(folder, pretrained.tokenizer, template, max_query_tokens=max_query_tokens, **options)
 
 
 def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: SearchTask, mesh: Mesh) -> ModelConfig:
@@ -171,6 +187,6 @@ def dry_run(experiment: Experiment) -> None:
   for name, *sizes in rows:
     print(f"{name:12}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
   batch = sft.batch(0)
-  n = int(batch["segment_ids"][0].sum())
+  n = int((batch["segment_ids"][0] == 1).sum())
   print("first demonstration of phase sft («…» is trained on):")
   print(visualize_tokenization(experiment.task.tokenizer, batch["tokens"][0, :n], batch["mask"][0, :n], color=False))

@@ -1,10 +1,14 @@
 """Figures of the experiments. matplotlib is imported only when one is drawn."""
 
+import io
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
+
+from selfrag_jax.train.workdir import write_bytes_atomic
 
 REFERENCES = {
   "oracle": ("#2a9d3a", "oracle documents"),
@@ -57,10 +61,12 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
     color="#08519c", capsize=4, marker="D", label=f"REFRAG, n = {report['n']} ({report['em']['refrag']:.2f})",
   )  # fmt: skip
   axes.set(xlabel="reinforcement step", ylabel="exact match", ylim=(-0.02, 1.03), xlim=(0, last * 1.02))
-  axes.set_title(
-    f"{report['task']}, {report['block_pattern']}, {report['parameters']:,} parameters, seed {report['seed']}"
-  )
+  runs = [(kind, len(list(run))) for kind, run in itertools.groupby(report["block_pattern"])]
+  pattern = " ".join(kind if n == 1 else f"{n}{kind}" for kind, n in runs)
+  axes.set_title(f"{report['task']}, blocks {pattern}, {report['parameters']:,} parameters, seed {report['seed']}")
   axes.grid(alpha=0.25)
   axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-  figure.savefig(epath.Path(workdir) / "report.png", dpi=150)
+  png = io.BytesIO()
+  figure.savefig(png, format="png", dpi=150)
   plt.close(figure)
+  write_bytes_atomic(epath.Path(workdir) / "report.png", png.getvalue())

@@ -17,6 +17,7 @@ from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.train.episodes import Scores
 from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import train
+from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.train.workdir import write_json
 from selfrag_jax.typing import Params
 
@@ -49,19 +50,21 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
   `config.json` is written beside them: until then the checkpoints hold the config.
   """
-  started = time.monotonic()
   workdir = epath.Path(workdir)
-  parameters, pattern = count_params(experiment.model)["total"], experiment.model.to_dict()["block_pattern"]
-  print(f"{parameters:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
+  started = time.monotonic() - seconds_spent(workdir)
+  model = experiment.model
+  pattern = model.to_dict()["block_pattern"]
+  print(f"{count_params(model)['total']:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
   policies: dict[str, Params] = {}
-  train_phase = lambda phase: train(phase, workdir, experiment.loop, experiment.metadata).params
+  train_phase = lambda phase, **more: train(phase, workdir, experiment.loop, {**experiment.metadata, **more}).params
   with jax.set_mesh(experiment.mesh):
     if experiment.base_params is not None:
       policies["base"] = experiment.base_params
     policies["sft"] = train_phase(experiment.sft_phase("sft", experiment.sft))
     if experiment.sft_gold.steps:
       policies["sft_gold"] = train_phase(experiment.sft_phase("sft_gold", experiment.sft_gold))
-    policies["rl"] = train_phase(experiment.rl_phase(policies["sft"]))
+    origin = {"phase": "sft", "steps": experiment.sft.steps}
+    policies["rl"] = train_phase(experiment.rl_phase(policies["sft"]), origin=origin)
     report = summarize(experiment, evaluate_all(experiment, policies))
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   write_json(workdir / "config.json", experiment.config)
@@ -79,26 +82,28 @@ def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict
       condition.kind == "bm25" and not isinstance(experiment.task, PassageSearch)
     ):
       continue
-    kind: Any = bm25(experiment.task) if condition.kind == "bm25" else condition.kind
+    kind: Any = bm25(experiment) if condition.kind == "bm25" else condition.kind
     overrides = {} if condition.max_hops is None else {"max_hops": condition.max_hops}
     scores[name] = experiment.evaluate(policies[condition.policy], "test", n, kind, **overrides)
     print(f"evaluated {name}: exact match {scores[name].exact_match.mean():.3f}", flush=True)
   return scores
 
 
-def bm25(task: Any) -> HostRetrieve:
+def bm25(experiment: Experiment) -> HostRetrieve:
   """Return a host retriever over the passages of a task: BM25 (lucene, English stop words and stemmer)."""
   import bm25s  # runs a JAX operation when it is imported
   import Stemmer
 
+  task: Any = experiment.task
   stemmer, corpus = Stemmer.Stemmer("english"), task.corpus("test", ())
+  k = min(experiment.document_budget, len(task.documents))
   tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
   index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
   index.index(tokenize([f"{doc['title']} {doc['content']}" for doc in task.documents]), show_progress=False)
 
   def retrieve(queries, hop: int):
     texts = [task.tokenizer.decode(query, skip_special=True) for query in queries]
-    slots, scores = index.retrieve(tokenize(texts), k=16, show_progress=False)
+    slots, scores = index.retrieve(tokenize(texts), k=k, show_progress=False)
     found = [[int(s) for s, score in zip(*row, strict=True) if score > 0] for row in zip(slots, scores, strict=True)]
     return [[(slot, corpus.tokens[slot, : corpus.lengths[slot]].tolist()) for slot in row] for row in found]
 
@@ -128,10 +133,8 @@ def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str,
   }
   if isinstance(experiment.task, PassageSearch):
     report["bm25_question_all_gold"] = bm25_of_questions(experiment)
-    report["dropped_questions"], report["cut_passages"] = (
-      experiment.task.dropped_questions,
-      experiment.task.cut_passages,
-    )
+    for name in ("dropped_questions", "unanswered_questions", "cut_passages"):
+      report[name] = getattr(experiment.task, name)
   return report
 
 
@@ -139,10 +142,9 @@ def bm25_of_questions(experiment: Experiment) -> float:
   """Return how often BM25 finds all gold passages with the question alone, given as many documents as the policy."""
   task: Any = experiment.task
   indices = np.arange(task.size("test"))
-  budget = experiment.rollout.max_hops * experiment.rollout.documents_per_hop
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
   gold = task.questions("test", indices).gold
-  found = [{slot for slot, _ in row[:budget]} for row in bm25(task)(queries, 0)]
+  found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
   return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
 
 

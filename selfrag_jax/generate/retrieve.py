@@ -44,7 +44,8 @@ def make_retrieve(
 
   def find(embedded_BxD: Array) -> Array:
     found = search(memory, embedded_BxD, k, group_ids=group_ids, method=method, mesh=sharded, axis=BATCH_AXES)
-    return jnp.asarray(found.slots)
+    # an empty query embeds to zero, and everything is equally far from that: it finds nothing
+    return jnp.where((embedded_BxD != 0).any(axis=1, keepdims=True), found.slots, -1)
 
   def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> Found:
     batch = queries_BxQ.shape[0]

@@ -94,7 +94,7 @@ class Rollout:
 
   `tokens`, `sampled` (1 where the policy chose the token, 0 on prompt, retrieved and forced ones) and `log_probs` are
   [B, S]; `lengths` and `prompt_lengths` [B]; `slots` [B, hops, k], -1 where nothing was found; `searches` [B] counts
-  the searches that were answered with documents, `refused` [B] says that one more was asked for.
+  the searches within the budget, `refused` [B] says that one more was asked for.
   """
 
   tokens: Array

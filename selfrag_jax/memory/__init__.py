@@ -1,1 +1,1 @@
-"""The memory: a ring of embeddings, the top-k over it, the default encoder and its host face."""
+"""The memory: a ring of embeddings, the top-k over it and the default encoder."""

@@ -1,1 +1,1 @@
-"""Pure functions: scores of answers, retrieval and citations, and the statistics that say what they are worth."""
+"""Pure functions: scores of answers, and the statistics that say what they are worth."""

@@ -19,7 +19,7 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
-class Scores(NamedTuple):
+class AnswerScores(NamedTuple):
   """Exact match, F1, precision and recall of one example."""
 
   em: float
@@ -60,27 +60,27 @@ def substring_match(prediction: str, golds: str | Sequence[str]) -> float:
   return float(any(gold in prediction if gold else not prediction for gold in _normalized_golds(golds)))
 
 
-def answer_scores(prediction: str, gold: str) -> Scores:
+def answer_scores(prediction: str, gold: str) -> AnswerScores:
   """Score an answer against one gold by HotpotQA's rule (two empty answers: exact match 1, all else 0)."""
   prediction, gold = normalize_answer(prediction), normalize_answer(gold)
   em = float(prediction == gold)
   # the bag of words would give "no" a part of "no one": an answer of a closed set is right or wrong.
   if not em and CLOSED_ANSWERS & {prediction, gold}:
-    return Scores(0.0, 0.0, 0.0, 0.0)
+    return AnswerScores(0.0, 0.0, 0.0, 0.0)
   # a bag of words has lost the order, the exact match has not
   return _overlap(prediction.split(), gold.split())._replace(em=em)
 
 
-def supporting_fact_scores(predicted: Iterable[Sequence], gold: Iterable[Sequence]) -> Scores:
+def supporting_fact_scores(predicted: Iterable[Sequence], gold: Iterable[Sequence]) -> AnswerScores:
   """Score the predicted supporting facts, (title, sentence index) pairs in any order, as sets against the gold ones."""
   predicted, gold = set(map(tuple, predicted)), set(map(tuple, gold))
   return _scores(len(predicted & gold), len(predicted), len(gold))
 
 
-def joint_scores(answer: Scores, facts: Scores) -> Scores:
+def joint_scores(answer: AnswerScores, facts: AnswerScores) -> AnswerScores:
   """Combine answer and supporting-fact scores: precisions and recalls multiply, F1 follows from the products."""
   precision, recall = answer.precision * facts.precision, answer.recall * facts.recall
-  return Scores(answer.em * facts.em, _harmonic_mean(precision, recall), precision, recall)
+  return AnswerScores(answer.em * facts.em, _harmonic_mean(precision, recall), precision, recall)
 
 
 def _normalized_golds(golds: str | Sequence[str]) -> list[str]:
@@ -89,14 +89,14 @@ def _normalized_golds(golds: str | Sequence[str]) -> list[str]:
   return [text for text in map(normalize_answer, golds) if text] or [""]
 
 
-def _overlap(prediction: list[str], gold: list[str]) -> Scores:
+def _overlap(prediction: list[str], gold: list[str]) -> AnswerScores:
   return _scores((Counter(prediction) & Counter(gold)).total(), len(prediction), len(gold))
 
 
-def _scores(shared: int, predicted: int, gold: int) -> Scores:
+def _scores(shared: int, predicted: int, gold: int) -> AnswerScores:
   precision = shared / predicted if predicted else 0.0
   recall = shared / gold if gold else 0.0
-  return Scores(float(shared == predicted == gold), _harmonic_mean(precision, recall), precision, recall)
+  return AnswerScores(float(shared == predicted == gold), _harmonic_mean(precision, recall), precision, recall)
 
 
 def _harmonic_mean(precision: float, recall: float) -> float:

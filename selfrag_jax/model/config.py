@@ -1,6 +1,7 @@
 """What a model is: a frozen description, checked when it is made, with its parameter and FLOP counts."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -56,6 +57,10 @@ class ModelConfig:
 
   def __post_init__(self):
     set_ = lambda name, value: object.__setattr__(self, name, value)
+    sizes = [field.name for field in dataclasses.fields(self) if field.type in ("int", "int | None", int, int | None)]
+    for name in sizes:
+      if (size := getattr(self, name)) is not None and size < 1:
+        raise ValueError(f"{name} is {size}; it must be at least 1")
     set_("block_pattern", parse_block_pattern(self.block_pattern, self.n_layers))
     if self.head_dim is None:
       if self.d_model % self.n_heads:
@@ -68,8 +73,7 @@ class ModelConfig:
     if self.head_width % 2:
       raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
     if self.mlp_dim is None:
-      set_("mlp_dim", -(-(4 if self.mlp == "relu2" else 8 / 3) * self.d_model // 32) * 32)
-      set_("mlp_dim", int(self.mlp_width))
+      set_("mlp_dim", math.ceil((4 if self.mlp == "relu2" else 8 / 3) * self.d_model / 32) * 32)
     if self.ssm_inner % self.ssm_head_dim:
       raise ValueError(f"ssm_expand * d_model {self.ssm_inner} is not divisible by ssm_head_dim {self.ssm_head_dim}")
     if self.ssm_heads % self.ssm_groups:
@@ -86,7 +90,7 @@ class ModelConfig:
 
   @property
   def kv_heads(self) -> int:
-    return self.n_kv_heads or self.n_heads
+    return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
   @property
   def head_width(self) -> int:

@@ -128,11 +128,15 @@ def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
     records = json.loads(path.read_bytes().decode("utf-8"))
   except ValueError as error:
     raise ValueError(f"{path}: {error}; expected {FILES['questions.json']}") from None
+  if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+    raise ValueError(f"{path}: not a list of objects; expected {FILES['questions.json']}")
   questions = {}
   for number, record in enumerate(records):
     id = record.get("_id", record.get("id"))
     if not isinstance(id, str) or not isinstance(record.get("question"), str):
       raise ValueError(f"{path}, record {number}: the id and the question must be strings")
+    if not all(isinstance(answer, str) for answer in _answers(record)):
+      raise ValueError(f"{path}, record {number}: answer and answer_aliases must be strings")
     if id in questions:
       raise ValueError(f"{path}: the question id {id!r} occurs twice; ids must be unique")
     questions[id] = record
@@ -158,8 +162,8 @@ def _read_qrels(path: epath.Path, slots: dict[str, int], questions: dict[str, An
 def _answers(record: dict[str, Any]) -> tuple[str, ...]:
   if not record.get("answerable", True):
     return ()
-  answers = [record.get("answer"), *record.get("answer_aliases", [])]
-  return tuple(dict.fromkeys(answer for answer in answers if answer))
+  answers = [record.get("answer"), *(record.get("answer_aliases") or [])]
+  return tuple(dict.fromkeys(answer for answer in answers if answer not in (None, "")))
 
 
 def _hop(record: dict[str, Any], passage: Passage) -> int:

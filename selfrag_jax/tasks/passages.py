@@ -10,16 +10,18 @@ import numpy as np
 
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.tasks.datasets import QAFolder, Question
-from selfrag_jax.tasks.search import Corpus, Indices, Questions, pad_rows
-from selfrag_jax.tasks.two_hop import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
-from selfrag_jax.text.chat import (
-  CHATML,
-  ChatTemplate,
-  document_body,
-  render_conversation,
-  render_for_completion,
-  render_notice,
+from selfrag_jax.tasks.search import (
+  NOTICE,
+  OVERRUN_RATE,
+  SPLITS,
+  STRATEGIES,
+  Corpus,
+  Indices,
+  Questions,
+  ShuffledEpochs,
+  pad_rows,
 )
+from selfrag_jax.text.chat import CHATML, ChatTemplate, document_body, render_for_completion
 from selfrag_jax.text.tokenizer import Tokenizer
 
 INSTRUCTION = (
@@ -35,9 +37,10 @@ _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
 
-  Splits: "train", and "sft", the same questions in another order, for demonstrations; both go on for ever, every epoch
-  in an order of its own. "valid" and "test" end. Passage i stands in slot i and keeps its head: `cut_passages` were
-  longer than `document_tokens`. Questions are never cut: `dropped_questions` had a prompt longer than `prompt_tokens`.
+  Splits: "train", which goes on for ever, every epoch in an order of its own; "sft", the same questions once, for
+  demonstrations; "valid" and "test". Passage i stands in slot i and keeps its head: `cut_passages` were longer than
+  `document_tokens`. Questions are never cut: `dropped_questions` had a prompt longer than `prompt_tokens`,
+  `unanswered_questions` no answer.
 
   A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
   shares of train, valid and test.
@@ -77,7 +80,9 @@ class PassageSearch:
     self._prompts = {question: ids for question, ids in prompts.items() if len(ids) <= prompt_tokens}
     self.dropped_questions = len(prompts) - len(self._prompts)
     self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
+    self.unanswered_questions = data.unanswered
     self._parts = self._split(ratios)
+    self._train = ShuffledEpochs(self._parts["train"], seed, EPOCH_STREAM)
     self.chance = self._best_constant()
 
   def size(self, split: str) -> int:
@@ -89,7 +94,7 @@ class PassageSearch:
   def questions(self, split: str, indices: Indices) -> Questions:
     """Return the questions; gold slots are padded by -1 to the most that any question has.
 
-    Raises ValueError for a negative index, and for one past the end of valid or test.
+    Raises ValueError for a negative index, and for one past the end of any split but train.
     """
     chosen = self._choose(split, indices)
     prompts, lengths = pad_rows([self._prompts[question] for question in chosen], self.prompt_tokens)
@@ -138,15 +143,6 @@ class PassageSearch:
       parts += [{"type": "search", "text": query}, {"type": "retrieval", **found}]
     parts.append({"type": "answer", "text": answer})
     return {"messages": [*_messages(question.text), {"role": "assistant", "content": parts}]}
-
-  def demonstration_tokens(self, max_hops: int) -> int:
-    """Return a length that no rendered demonstration exceeds."""
-    silence = {"messages": [{"role": "assistant", "content": []}]}
-    empty_turn, _ = render_conversation(self.tokenizer, silence, self.template)
-    search, documents = self.max_query_tokens + 2, self.document_tokens + 4
-    overrun = search + len(render_notice(self.tokenizer, self.notice))
-    answer = max(len(self.tokenizer.encode(question.answers[0])) for question in self._prompts) + 2
-    return self.prompt_tokens + max_hops * (search + documents) + overrun + answer + len(empty_turn)
 
   def _shown(self, title: str, text: str) -> str:
     """Return as much of the head of `text` as fits into a document."""
@@ -199,16 +195,12 @@ class PassageSearch:
     return max(right[answer] for answer in known) / len(held_out)
 
   def _choose(self, split: str, indices: Indices) -> list[Question]:
-    size, part = self.size(split), self._parts[split]
-    ends = split in ("valid", "test")
-    if wrong := [int(i) for i in indices if i < 0 or (ends and i >= size)]:
-      raise ValueError(f"index {wrong[0]} of {split} is outside [0, {size if ends else 'infinity'})")
-    if ends:
-      return [part[i] for i in indices]
-    epochs, offsets = np.divmod(np.asarray(indices, np.int64), size)
-    stream = SPLITS.index(split)
-    orders = {epoch: self._rng(EPOCH_STREAM, stream, epoch).permutation(size) for epoch in set(epochs.tolist())}
-    return [part[orders[epoch][offset]] for epoch, offset in zip(epochs.tolist(), offsets, strict=True)]
+    size = self.size(split)
+    end = float("inf") if split == "train" else size
+    if wrong := [int(i) for i in indices if not 0 <= i < end]:
+      raise ValueError(f"index {wrong[0]} of {split} is outside [0, {end})")
+    questions = self._train if split == "train" else self._parts[split]
+    return [questions[i] for i in indices]
 
   def _gold_queries(self, question: Question, passages: Sequence[int]) -> list[str]:
     read, queries = [question.text], []

@@ -1,5 +1,6 @@
 """What a search task gives to training and evaluation: questions, the documents they are asked over, demonstrations."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +10,12 @@ from selfrag_jax.text.chat import ChatTemplate
 from selfrag_jax.text.tokenizer import Tokenizer
 
 Indices = Sequence[int] | np.ndarray
+
+
+SPLITS = ("train", "sft", "valid", "test")
+STRATEGIES = ("random", "gold")  # of demonstrations
+NOTICE = "No more searches."
+OVERRUN_RATE = 0.25  # of random demonstrations: a policy that never saw the notice falls apart when it does
 
 
 class Questions(NamedTuple):
@@ -74,7 +81,7 @@ class SearchTask(Protocol):
     ...
 
   def size(self, split: str) -> int | None:
-    """Return the number of questions, None if they never end."""
+    """Return the number of different questions, None if they never end; indices of `train` may go beyond."""
     ...
 
   def questions(self, split: str, indices: Indices) -> Questions: ...
@@ -86,6 +93,21 @@ class SearchTask(Protocol):
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
     """Return a conversation that shows how a question is answered (`gold`), or only the format (`random`)."""
     ...
+
+
+class ShuffledEpochs:
+  """An endless sequence: `items` in an order of its own for every epoch, a function of the seed and the epoch."""
+
+  def __init__(self, items: Sequence[Any], *seed: int):
+    self._items, self._seed = items, seed
+    self._order = functools.lru_cache(2)(self._shuffled)
+
+  def __getitem__(self, position: int) -> Any:
+    epoch, offset = divmod(int(position), len(self._items))
+    return self._items[self._order(epoch)[offset]]
+
+  def _shuffled(self, epoch: int) -> np.ndarray:
+    return np.random.default_rng([*self._seed, epoch]).permutation(len(self._items))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int, pad: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,11 @@ token ids, for compiled rollouts.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from selfrag_jax.tasks.search import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES, pad_rows
 from selfrag_jax.text.tokenizer import Tokenizer
 
 # fmt: off
@@ -26,14 +26,10 @@ ENTITIES = (
 )
 # fmt: on
 RELATIONS = ("capital", "port", "ally", "rival")
-SPLITS = ("train", "sft", "valid", "test")
-STRATEGIES = ("random", "gold")
 
 QUESTION = "What is the {second} of the {first} of {entity}?"
 FACT = "The {key} is {value}."
 KEY = "{relation} of {entity}"
-NOTICE = "No more searches."
-OVERRUN_RATE = 0.25
 
 
 def vocabulary() -> list[str]:
@@ -77,10 +73,11 @@ class TwoHopKB:
       )
     self.entities, self.relations, self.seed = ENTITIES[:n_entities], RELATIONS[:n_relations], seed
     self.keys = tuple(KEY.format(relation=r, entity=e) for e in self.entities for r in self.relations)
-    self._key_tokens, self._key_lengths = _pad([tokenizer.encode(key) for key in self.keys])
+    keys = [tokenizer.encode(key) for key in self.keys]
+    self._key_tokens, self._key_lengths = pad_rows(keys, max(map(len, keys)))
     # the facts that any table can state are few (4,096): a table's documents are one gather, whatever the tokenizer
     facts = [tokenizer.encode(FACT.format(key=key, value=value)) for key in self.keys for value in self.entities]
-    self._fact_tokens, self._fact_lengths = _pad(facts)
+    self._fact_tokens, self._fact_lengths = pad_rows(facts, max(map(len, facts)))
 
   @property
   def chance(self) -> float:
@@ -143,7 +140,7 @@ class TwoHopKB:
     strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches, each for one of the
     question's two relations, drawn uniformly, of an entity drawn uniformly from those in view (in the question or in a
     document found before), and an answer drawn uniformly from those in view. OVERRUN_RATE of them ask once more than
-    `max_hops` allows and get NOTICE instead of a document: a policy that never saw the notice falls apart when it does.
+    `max_hops` allows and get NOTICE instead of a document.
 
     Raises ValueError for an unknown strategy, or if max_hops is below 1 ("gold": 2).
     """
@@ -174,11 +171,3 @@ class TwoHopKB:
       if hop < max_hops and value not in in_view:
         in_view.append(value)
     return searches, self.entities[rng.choice(in_view)]
-
-
-def _pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Stack ragged rows as (int32[N, longest], lengths int32[N]), zeros after each length."""
-  lengths = np.array([len(row) for row in rows], np.int32)
-  tokens = np.zeros((len(rows), lengths.max()), np.int32)
-  tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.concatenate(rows)
-  return tokens, lengths

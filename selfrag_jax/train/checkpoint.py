@@ -137,8 +137,9 @@ class Checkpointer:
   def restore(self, abstract_state: Any, step: int | None = None) -> Restored | None:
     """Read the newest intact step, or `step`, onto the shardings of `abstract_state`; None if there is no step at all.
 
-    Newer steps that are damaged or uncommitted are named in a warning and moved to `damaged-<step>-<n>`, so that the
-    resumed run can save these steps again. Other jax versions, core count or XLA flags than at the save only warn.
+    Newer steps that are damaged are named in a warning and moved to `damaged-<step>-<n>`, those that a kill has left
+    uncommitted deleted, so that the resumed run can save these steps again. Other jax versions, core count or XLA
+    flags than at the save only warn.
 
     Args:
       abstract_state: pytree of `jax.ShapeDtypeStruct` (or arrays) with the saved names, shapes and dtypes; a leaf
@@ -281,6 +282,9 @@ def _digest(path: epath.Path) -> dict[str, Any]:
 
 
 def _set_aside(folder: epath.Path) -> None:
+  if not (folder / MANIFEST).exists():  # never a checkpoint: every kill while saving would leave one
+    folder.rmtree()
+    return
   earlier = len(list(folder.parent.glob(f"damaged-{folder.name}-*")))
   folder.rename(folder.with_name(f"damaged-{folder.name}-{earlier}"))
 

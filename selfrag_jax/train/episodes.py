@@ -42,8 +42,12 @@ class MemoryConfig:
 
   d_embed: int = 128  # of the token bag; a language model embeds in its own width
   encoder: Literal["token_bag", "lm"] = "token_bag"
-  dtype: str = "float32"
+  dtype: Literal["float32", "bfloat16", "int8"] = "float32"
   method: Literal["exact", "approx"] = "exact"
+
+  def __post_init__(self):
+    if self.d_embed < 1:
+      raise ValueError(f"memory.d_embed is {self.d_embed}; it must be at least 1")
 
 
 class Scores(NamedTuple):

@@ -22,11 +22,15 @@ from selfrag_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-  """A model: its description, its stacked parameters, and what its checkpoint says of itself (empty if pretrained)."""
+  """A model: its description, its stacked parameters, and what its checkpoint says of itself (empty if pretrained).
+
+  `tokenizer` is that of the pretrained model, or the one that was given; a checkpoint holds only its fingerprint.
+  """
 
   config: ModelConfig
   params: Params
   metadata: dict[str, Any]
+  tokenizer: Tokenizer | None
 
 
 def load_model(
@@ -50,8 +54,10 @@ def load_model(
   if not phases.is_dir():
     pretrained = load_pretrained(source)
     shardings = param_shardings(pretrained.config, mesh)
-    _check_tokenizer(pretrained.tokenizer, tokenizer)
-    return LoadedModel(pretrained.config, jax.device_put(dict(pretrained.params), shardings), {})
+    if tokenizer and pretrained.tokenizer and tokenizer.fingerprint != pretrained.tokenizer.fingerprint:
+      raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
+    params = jax.device_put(dict(pretrained.params), shardings)
+    return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer)
   folder = phases / phase if phase else max(phases.iterdir(), key=lambda path: path.stat().mtime)
   metadata = read_metadata(folder) if folder.is_dir() else None
   if metadata is None:
@@ -70,9 +76,4 @@ def load_model(
   )
   restored = load(folder, {"params": abstract})
   assert restored is not None  # its metadata was just read
-  return LoadedModel(config, restored.state["params"], restored.metadata)
-
-
-def _check_tokenizer(saved: Tokenizer | None, ours: Tokenizer | None) -> None:
-  if saved is not None and ours is not None and saved.fingerprint != ours.fingerprint:
-    raise ValueError(f"the model's tokenizer is {saved.name} ({saved.fingerprint[:12]}), not {ours.name}")
+  return LoadedModel(config, restored.state["params"], restored.metadata, tokenizer)

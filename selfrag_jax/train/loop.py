@@ -137,6 +137,13 @@ def _check_resumed(
       f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
       "use another workdir"
     )
+  for name in ("model", "origin"):
+    if before.get(name) != now.get(name):
+      old, new = (
+        {key: value for key, value in (a.get(name) or {}).items() if (b.get(name) or {}).get(key) != value}
+        for a, b in ((before, now), (now, before))
+      )
+      raise ValueError(f"{folder} was written with another {name} ({old}, this run has {new}): use another workdir")
   if step > phase.total_steps:
     raise ValueError(
       f"{folder} is already at step {step}, config.{phase.name}.steps is {phase.total_steps}: "

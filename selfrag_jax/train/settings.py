@@ -30,7 +30,7 @@ class SFTConfig:
 
   steps: int = 200
   batch_size: int = 64
-  max_tokens: int = 128  # a longer demonstration is dropped and counted
+  max_tokens: int = 128  # of a row; a longer demonstration of a data set is left out and counted
   demonstrations: Literal["random", "gold"] = "gold"
   accumulate: int = 1
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -70,6 +70,11 @@ class EvalConfig:
   periodic: int = 256
   final: int = 1024
   batch_size: int = 128
+
+  def __post_init__(self):
+    for name, value in dataclasses.asdict(self).items():
+      if value < 1:
+        raise ValueError(f"evaluation.{name} is {value}; it must be at least 1")
 
 
 def _check_split(rows: int, accumulate: int, name: str) -> None:

@@ -7,8 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
 
 import jax
 from etils import epath
@@ -22,7 +22,8 @@ class Telemetry:
   """Write each step's metrics to `<workdir>/metrics.jsonl`, TensorBoard and the terminal; process 0 only.
 
   On resume, the rows that this phase wrote beyond `start_step`, and a torn last line, are dropped first: the
-  file equals that of an uninterrupted run, apart from `seconds` and `tokens_per_second`.
+  file equals that of an uninterrupted run, apart from `seconds` (of all processes of the run so far) and
+  `tokens_per_second`.
 
   Args:
     workdir: the run's folder; event files go to `tensorboard/<phase>`.
@@ -56,6 +57,7 @@ class Telemetry:
 
     folder = epath.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
+    self._started -= seconds_spent(folder)
     _drop_rows_after(folder / "metrics.jsonl", phase, start_step)
     self._file = (folder / "metrics.jsonl").open("a")
     # TensorBoard forgets what the killed run logged from purge_step on; without the suffix, a restart within one second
@@ -112,16 +114,22 @@ class Telemetry:
     self.close()
 
 
+def seconds_spent(workdir: epath.PathLike) -> float:
+  """Return how long the run of this folder has trained so far, over all its processes; 0 for a new one."""
+  path = epath.Path(workdir) / "metrics.jsonl"
+  return max((row["seconds"] for row, _ in _rows(path)), default=0.0)
+
+
+def _rows(path: epath.Path) -> Iterator[tuple[dict[str, Any], str]]:
+  """Yield each row with its line; a line that a killed process left torn is none."""
+  for line in path.read_text().splitlines() if path.exists() else ():
+    with contextlib.suppress(json.JSONDecodeError):
+      yield json.loads(line), line + "\n"
+
+
 def _drop_rows_after(path: epath.Path, phase: str, step: int) -> None:
   """Rewrite `path` without this phase's rows beyond `step` and without a line that a killed process left torn."""
-  if not path.exists():
-    return
-  kept = []
-  for line in path.read_text().splitlines():
-    with contextlib.suppress(json.JSONDecodeError):
-      row = json.loads(line)
-      if row["phase"] != phase or (step > 0 and row["step"] <= step):
-        kept.append(line + "\n")
+  kept = [line for row, line in _rows(path) if row["phase"] != phase or (step > 0 and row["step"] <= step)]
   write_bytes_atomic(path, "".join(kept).encode())
 
 

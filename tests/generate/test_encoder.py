@@ -1,14 +1,19 @@
 """The language model as an encoder: padding does not count, dimensions are standardised, rollouts search with it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from selfrag_jax.generate.encoder import encode, init_lm_encoder
+from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.memory.topk import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.tasks.search import pad_rows
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import make_optimizer
@@ -42,17 +47,40 @@ def test_embeddings_are_standardised_means_of_real_tokens(params):
   assert (encode(encoder, KEYS, np.zeros_like(KEYS, bool)) == 0).all()
 
 
-def test_a_rollout_finds_a_document_by_its_key(params):
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-  player = Player(TASK, MODEL, MemoryConfig(encoder="lm"), mesh, encoder_params=params)
-  memory = player.memory("train", range(2))
-  assert memory.embeddings.shape == (32, MODEL.d_model)
-  episodes = player.play(params, "train", range(2), RolloutConfig(1, 1, 4, 2), jax.random.key(0), kind="oracle")
-  assert episodes.host.tokens.shape[0] == 2
-  from selfrag_jax.memory.topk import search
+def test_a_rollout_finds_what_is_most_like_its_query(params):
+  """The policy is pushed to search, at times for nothing; the encoder is traced inside its rollout."""
+  mesh, special = make_mesh((1, 1, 1), jax.devices()[:1]), TASK.tokenizer.special
+  beginning = jax.jit(LM(MODEL).apply)(params, TASK.questions("train", range(8)).prompts)[:, -1].mean(axis=0)
+  head = params["params"]["embed"].at[special["<|search_start|>"]].set(beginning)
+  pushed = {"params": params["params"] | {"unembed": head.at[special["<|search_end|>"]].multiply(2)}}
+  untied = dataclasses.replace(MODEL, tie_embeddings=False)
+  player = Player(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
+  memory = player.memory("train", range(8))
+  assert memory.embeddings.shape == (8 * 16, MODEL.d_model)
+  embed = jax.jit(encode)
+  found = search_numpy(memory, embed(player.encoder, KEYS, KEYS >= 0), 1, group_ids=np.full(16, 3))
+  np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
-  found = search(memory, encode(player.encoder, KEYS, KEYS >= 0), 1, group_ids=np.ones(16, np.int32))
-  np.testing.assert_array_equal(found.slots[:, 0], 16 + np.arange(16))
+  episodes = player.play(pushed, "train", range(8), RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
+  queries, lengths = pad_rows([transcript.queries[0] for transcript in episodes.transcripts], 4)
+  embedded = embed(player.encoder, queries, np.arange(4)[None] < lengths[:, None])
+  slots = search_numpy(memory, embedded, 2, group_ids=np.arange(8)).slots
+  np.testing.assert_array_equal(episodes.host.slots[:, 0], np.where(lengths[:, None] > 0, slots, -1))
+  assert 0 < np.count_nonzero(lengths) < 8
+
+
+@pytest.mark.parametrize("encoder", ["token_bag", "lm"])
+def test_an_empty_query_finds_nothing(params, encoder):
+  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  player = Player(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
+  memory, queries, gold = player.memory("train", range(2)), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
+  embed = lambda tokens, mask: encode(player.encoder, tokens, mask)
+  groups = np.array([1, 1], np.int32)
+  retrieve = make_retrieve("memory", memory, embed, 2, group_ids=groups, gold_BxG=gold, key=jax.random.key(0))
+  found = jax.jit(retrieve)(queries, (queries >= 0) & [[True], [False]], 0)
+  assert found.slots[0, 0] == 16 + 5
+  np.testing.assert_array_equal(found.slots[1], [-1, -1])
+  np.testing.assert_array_equal(found.lengths[1], [0, 0])
 
 
 def test_a_model_from_scratch_is_no_encoder():

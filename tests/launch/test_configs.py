@@ -46,13 +46,3 @@ def _flat(section, prefix=""):
 def test_unknown_variants_are_refused_with_the_list():
   with pytest.raises(ValueError, match="no variant 'nope'; one of hybrid, transformer, mamba, smollm2_135m"):
     get_config("nope")
-
-
-def test_the_real_task_needs_its_data():
-  config = get_config("smollm2_135m")
-  config.init, config.evaluation.batch_size = "", 8
-  with pytest.raises(ValueError, match=r"--config.data.path=FOLDER"):
-    build(config.to_dict())
-  config.data.path = "nowhere"
-  with pytest.raises(ValueError, match="tokenizer of a pretrained model"):
-    build(config.to_dict())

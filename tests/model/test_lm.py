@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from flax.nnx import bridge
+from jax.sharding import PartitionSpec as P
 
+from selfrag_jax.mesh import LOGICAL_RULES, make_mesh
 from selfrag_jax.model.cache import init_cache
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.lm import LM, init_params, segment_positions, stack, unstack
@@ -37,22 +41,25 @@ def extend_of(config):
   return jax.jit(lambda params, tokens, lengths, cache: lm.apply(params, tokens, lengths, cache, method="extend"))
 
 
+@functools.cache
+def logits_at(config, unrolled=False):
+  lm = LM(config, unrolled=unrolled)
+  return jax.jit(lambda params, hidden: lm.apply(params, hidden, method="logits"))
+
+
 def logits_of(config, params, tokens):
-  hidden = forward(config)(params, tokens)
-  return jax.jit(lambda params, hidden: LM(config).apply(params, hidden, method="logits"))(params, hidden)
+  return logits_at(config)(params, forward(config)(params, tokens))
 
 
 def tokens_of(config, shape, seed=1):
   return jax.random.randint(jax.random.key(seed), shape, 0, config.vocab_size)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
-  config = small(pattern)
+def assert_decode_equals_forward(config):
   params = params_of(config)
   flat = unstack(config, params)
   tokens = tokens_of(config, (3, 24))
-  expected = forward(config)(params, tokens)
+  expected = logits_of(config, params, tokens)
   extend = extend_of(config)
 
   cache = init_cache(config, batch=3, capacity=24)
@@ -70,10 +77,25 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
     for row, n in enumerate(lengths):
       block[row, :n] = tokens[row, done[row] : done[row] + n]
     hidden, cache = extend(flat, jnp.asarray(block), jnp.asarray(lengths), cache)
+    logits = logits_at(config, unrolled=True)(flat, hidden)
     for row, n in enumerate(lengths):
-      np.testing.assert_allclose(hidden[row, :n], expected[row, done[row] : done[row] + n], atol=1e-4)
+      np.testing.assert_allclose(logits[row, :n], expected[row, done[row] : done[row] + n], atol=1e-4)
     done += lengths
     np.testing.assert_array_equal(cache.lengths, done)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
+  assert_decode_equals_forward(small(pattern))
+
+
+@pytest.mark.parametrize(
+  "options",
+  [{"window": 4}, {"qk_norm": True}, {"attention_softcap": 1.0, "logit_softcap": 1.0}, {"mamba_mlp": True}],
+  ids=" ".join,
+)
+def test_decode_equals_forward_under_every_option(options):
+  assert_decode_equals_forward(small("TM", **options))
 
 
 @pytest.mark.parametrize("width", [1, 6])
@@ -184,6 +206,23 @@ def test_remat_changes_memory_and_not_gradients(remat):
     losses[policy] = (loss(params), loss.lower(params).compile().memory_analysis().temp_size_in_bytes)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), losses["none"][0], losses[remat][0])
   assert losses[remat][1] < losses["none"][1]
+
+
+def test_nnx_users_can_take_the_model_over():
+  """Under a mesh and the logical rules, which say where its parameters lie."""
+  config = small("TM")
+  params, tokens = params_of(config), tokens_of(config, (2, 8))
+  with jax.set_mesh(make_mesh((1, 2, 2), jax.devices()[:4])), nn.logical_axis_rules(LOGICAL_RULES):
+    model = nnx.jit(lambda: bridge.ToNNX(LM(config), rngs=nnx.Rngs(0)).lazy_init(tokens))()
+    assert model.embed.sharding.spec == P("tensor", "fsdp")
+    nnx.update(model, params["params"])
+    logits = nnx.jit(lambda model, tokens: model.logits(model(tokens)))(model, tokens)
+  np.testing.assert_allclose(logits, logits_of(config, params, tokens), atol=1e-4)
+
+
+def test_heads_that_cannot_share_keys_are_refused_with_both_numbers():
+  with pytest.raises(ValueError, match="n_heads 4 is not divisible by n_kv_heads 3"):
+    small("T", n_kv_heads=3)
 
 
 def test_segment_positions_restart():

@@ -119,13 +119,17 @@ def test_transformers_runs_a_model_that_began_here(pattern, tmp_path):
   np.testing.assert_allclose(our_logits(loaded), their_logits(exported), atol=1e-5, rtol=0)
 
 
-def test_new_tokens_begin_as_the_mean_embedding(llama):
+def test_new_tokens_begin_like_the_others_and_apart_from_each_other(llama):
   loaded = load_pretrained(llama, extra_tokens=3)
   assert (loaded.base_vocab_size, loaded.config.vocab_size, loaded.config.padded_vocab) == (61, 64, 128)
   for leaf, tensor in (("embed", "model.embed_tokens.weight"), ("unembed", "lm_head.weight")):
     ours, theirs = np.asarray(loaded.params["params"][leaf]), load_file(llama / "model.safetensors")[tensor].numpy()
     np.testing.assert_array_equal(ours[:61], theirs)
-    np.testing.assert_allclose(ours[61:64], np.tile(theirs.mean(axis=0), (3, 1)), atol=1e-6)
+    # each new row is as far from the mean row as the others are, and from its neighbours
+    from_mean = np.linalg.norm(ours[:64] - theirs.mean(axis=0), axis=1)
+    assert (np.abs(from_mean[61:] / from_mean[:61].mean() - 1) < 0.5).all()
+    assert np.linalg.norm(ours[61] - ours[62]) > from_mean.min()
+    np.testing.assert_array_equal(load_pretrained(llama, extra_tokens=3).params["params"][leaf], ours)
     np.testing.assert_array_equal(ours[64:], np.zeros((64, 32)))
 
 
@@ -214,7 +218,7 @@ def put_in_hub_cache(folder, name, revision):
 def test_hub_names_come_from_the_cache_and_fail_clearly_without_it(tmp_path, monkeypatch):
   monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
   model = put_in_hub_cache(tmp_path, "somebody/tiny", "v2")
-  loaded = load_pretrained("somebody/tiny", revision="v2", cache_dir=tmp_path)
+  loaded = load_pretrained("somebody/tiny@v2", cache_dir=tmp_path)
   np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
   with pytest.raises(FileNotFoundError, match=r"somebody/other.*copy the model's folder"):
     load_pretrained("somebody/other", cache_dir=tmp_path)

@@ -178,7 +178,8 @@ def test_damaged_step_gives_way_to_the_one_before(tmp_path, caplog, damage):
     assert_same(restored.state, make_state(10))
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("step 20" in text and victim.name in text for text in warnings)
-    assert (tmp_path / "damaged-20-0").is_dir()
+    assert (tmp_path / "damaged-20-0").is_dir() == (damage != "no manifest")
+    assert (tmp_path / "20").exists() is False
     checkpointer.save(20, make_state(21), metadata={})
     assert_same(checkpointer.restore(abstract(make_state())).state, make_state(21))
 

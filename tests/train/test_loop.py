@@ -16,7 +16,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train import checkpoint
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.episodes import MemoryConfig, Player
+from selfrag_jax.train.episodes import MemoryConfig, Player, evaluate
 from selfrag_jax.train.loop import NonFiniteLossError, Preempted, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
@@ -195,22 +195,25 @@ def test_an_error_in_making_a_batch_arrives():
 
 
 class Counted:
-  """A phase, without its evaluation, that notes what each of its steps compiled."""
+  """A phase that notes what each of its steps and evaluations compiled."""
 
   def __init__(self, phase, compiled):
-    self._phase, self._compiled, self.by_step = phase, compiled, []
+    self._phase, self._compiled, self.by_step, self.by_evaluation = phase, compiled, [], []
 
   def __getattr__(self, name):
     return getattr(self._phase, name)
 
-  def step(self, state, batch):
+  def _counted(self, call, notes, *args):
     before = len(self._compiled)
-    result = self._phase.step(state, batch)
-    self.by_step.append(self._compiled[before:])
+    result = call(*args)
+    notes.append(self._compiled[before:])
     return result
 
+  def step(self, state, batch):
+    return self._counted(self._phase.step, self.by_step, state, batch)
+
   def evaluate(self, state):
-    return {}
+    return self._counted(self._phase.evaluate, self.by_evaluation, state)
 
 
 @pytest.fixture
@@ -225,7 +228,7 @@ def compiled():
   logger.removeHandler(handler)
 
 
-def test_a_phase_compiles_in_its_first_step_only(tmp_path, compiled):
+def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compiled):
   mesh = make_mesh((1, 2, 2), jax.devices()[:4])
   task = TwoHopSearch(n_entities=4, n_relations=2)
   model = ModelConfig(
@@ -235,21 +238,22 @@ def test_a_phase_compiles_in_its_first_step_only(tmp_path, compiled):
   player = Player(task, model, MemoryConfig(d_embed=16), mesh)
   sft_config = SFTConfig(steps=4, batch_size=8, max_tokens=64, accumulate=2)
   evaluation = EvalConfig(periodic=4, final=4, batch_size=4)
-  loop = LoopConfig(checkpoint_every=2)
+  loop = LoopConfig(checkpoint_every=2, eval_every=1)
+  score = lambda params: evaluate(player, params, "valid", 4, 4, rollout).means()
   with jax.set_mesh(mesh):
-    sft = SFT(
-      "sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda params: {}
-    )
+    sft = SFT("sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=score)
     counted = Counted(sft, compiled)
     params = train(counted, tmp_path, loop, METADATA).params
     assert counted.by_step[0]
-    assert counted.by_step[1:] == [[]] * 3
+    assert counted.by_evaluation[0]
+    assert counted.by_step[1:] == counted.by_evaluation[1:] == [[]] * 3
     rl_config = RLConfig(steps=4, questions_per_step=4, rollouts_per_question=2, kl_weight=0.1)
     rl = Refrag("rl", player, model, rl_config, rollout, evaluation, mesh=mesh, seed=0, params=params)
     counted = Counted(rl, compiled)
     state = train(counted, tmp_path, loop, METADATA)
     assert counted.by_step[0]
     assert counted.by_step[1:] == [[]] * 3
+    assert counted.by_evaluation == [[]] * 4  # phase sft has compiled it
     # and training has not pulled the parameters apart from where the mesh wants them
     wanted = rl.abstract_state().params
     same = jax.tree.map(lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim), state.params, wanted)

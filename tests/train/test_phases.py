@@ -5,27 +5,31 @@ import numpy as np
 import pytest
 
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.generate.sampling import SamplingConfig
-from selfrag_jax.mesh import make_mesh
+from selfrag_jax.mesh import batch_sharding, make_mesh
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.episodes import MemoryConfig, Player
-from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
 from selfrag_jax.train.settings import EvalConfig, RLConfig, SFTConfig
+from selfrag_jax.train.state import param_shardings
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
 MODEL = ModelConfig(
   vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="TM",
-  ssm_state=8, ssm_head_dim=16, ssm_chunk=16, init_scale=0.2,
+  ssm_state=8, ssm_head_dim=16, ssm_chunk=16, init_scale=0.2, tie_embeddings=False,
 )  # fmt: skip
 SFT_CONFIG = SFTConfig(steps=3, batch_size=8, max_tokens=64, demonstrations="random")
 
 
+RL_CONFIG = RLConfig(steps=1, questions_per_step=8, rollouts_per_question=2, control="random_reward")
+ROLLOUT = RolloutConfig(2, 1, 4, 2)
+
+
 def run(mesh):
-  """Three steps of SFT, then one of RL with greedy rollouts, which both meshes must decode alike."""
+  """Three steps of SFT: the losses, the parameters, and the lowered programs of both phases."""
   losses = []
   with jax.set_mesh(mesh):
     sft = SFT("sft", TASK, MODEL, SFT_CONFIG, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda _: {})
@@ -33,13 +37,19 @@ def run(mesh):
     for batch in sft.batches(0):
       state, metrics = sft.step(state, batch)
       losses.append(float(metrics["loss"]))
-    rollout = RolloutConfig(2, 1, 4, 2, SamplingConfig(temperature=0.0))
-    rl = RLConfig(steps=1, questions_per_step=8, rollouts_per_question=2, optimizer=OptimizerConfig(learning_rate=0.1))
-    player = Player(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
-    episodes = player.play(state.params, "train", np.arange(8), rollout, jax.random.key(0), repeats=2)
-    phase = Refrag("rl", player, MODEL, rl, rollout, EvalConfig(), mesh=mesh, seed=0, params=state.params)
-    lowered = {**sft.lower(), **{f"rl {name}": program for name, program in phase.lower().items()}}
-    return losses, jax.device_get(state.params), episodes.host, lowered
+    programs = {
+      **sft.lower(),
+      **{f"rl {name}": program for name, program in refrag(mesh, state.params, player(mesh)).lower().items()},
+    }
+    return losses, jax.device_get(state.params), programs
+
+
+def player(mesh):
+  return Player(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
+
+
+def refrag(mesh, params, player):
+  return Refrag("rl", player, MODEL, RL_CONFIG, ROLLOUT, EvalConfig(), mesh=mesh, seed=0, params=params)
 
 
 def sft_phase(task, **overrides):
@@ -111,14 +121,17 @@ def test_demonstrations_that_are_too_long():
     sft_phase(Finite(11), max_tokens=8)
 
 
+ONE, EIGHT = make_mesh((1, 1, 1), jax.devices()[:1]), make_mesh((2, 2, 2))
+
+
 @pytest.fixture(scope="module")
 def single():
-  return run(make_mesh((1, 1, 1), jax.devices()[:1]))
+  return run(ONE)
 
 
 @pytest.fixture(scope="module")
 def sharded():
-  return run(make_mesh((2, 2, 2)))
+  return run(EIGHT)
 
 
 def test_eight_devices_train_as_one(single, sharded):
@@ -128,13 +141,55 @@ def test_eight_devices_train_as_one(single, sharded):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), single[1], sharded[1])
 
 
-def test_eight_devices_roll_out_as_one(single, sharded):
+@pytest.fixture(scope="module")
+def params(single):
+  """One copy of the parameters for both meshes, whose policy is pushed to begin with a search."""
+  head, questions = single[1]["params"]["unembed"].copy(), TASK.questions("train", range(8))
+  beginning = jax.jit(LM(MODEL).apply)(single[1], questions.prompts)[:, -1].mean(axis=0)
+  head[TASK.tokenizer.special["<|search_start|>"]] = beginning
+  return {"params": single[1]["params"] | {"unembed": head}}
+
+
+@pytest.fixture(scope="module")
+def episodes(params):
+  """What the policy writes on one device, and on eight."""
+  played = []
+  for mesh in (ONE, EIGHT):
+    placed = jax.device_put(params, param_shardings(MODEL, mesh))
+    with jax.set_mesh(mesh):
+      played.append(player(mesh).play(placed, "train", np.arange(8), ROLLOUT, jax.random.key(0), repeats=2))
+  return played
+
+
+def test_eight_devices_roll_out_as_one(episodes):
+  one, eight = (played.host for played in episodes)
   for name in ("tokens", "sampled", "lengths", "slots"):
-    np.testing.assert_array_equal(getattr(single[2], name), getattr(sharded[2], name), err_msg=name)
+    np.testing.assert_array_equal(getattr(one, name), getattr(eight, name), err_msg=name)
+  np.testing.assert_allclose(one.log_probs, eight.log_probs, atol=1e-4)
+  assert (one.slots >= 0).sum() > 8
+
+
+def test_eight_devices_reinforce_as_one(params, episodes):
+  """The same rollouts and rewards on both meshes: one step gives the same gradient, and the same parameters."""
+  results = []
+  for mesh in (ONE, EIGHT):
+    with jax.set_mesh(mesh):
+      judge = player(mesh)
+      judge.play = lambda *_, mesh=mesh, **__: episodes[0]._replace(
+        rollout=jax.device_put(episodes[0].host, batch_sharding(mesh))
+      )
+      phase = refrag(mesh, params, judge)
+      results.append(jax.device_get(phase.step(phase.initial_state(), np.arange(8))))
+  (one, one_metrics), (eight, eight_metrics) = results
+  assert one_metrics["grad_norm"] > 0.01
+  for name, value in one_metrics.items():
+    np.testing.assert_allclose(value, eight_metrics[name], rtol=1e-3, atol=1e-6, err_msg=name)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one.opt_state, eight.opt_state)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one.params, eight.params)
 
 
 def test_activations_are_constrained_in_every_program(sharded):
   """Logical constraints are silent without a mesh; count that they arrive: two a layer and one of the embedding."""
-  for name, lowered in sharded[3].items():
+  for name, lowered in sharded[2].items():
     constraints = lowered.as_text().count("sdy.sharding_constraint") + lowered.as_text().count('"Sharding"')
     assert constraints >= 2 * MODEL.n_layers + 1, (name, constraints)

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from selfrag_jax.train import telemetry as telemetry_lib
-from selfrag_jax.train.telemetry import Telemetry
+from selfrag_jax.train.telemetry import Telemetry, seconds_spent
 
 TIMES = ("seconds", "tokens_per_second")
 
@@ -83,7 +83,7 @@ def test_rows_are_on_disk_at_once_and_valid_json(tmp_path):
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
   row = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
   assert row | {"seconds": 0} == {"phase": "rag", "step": 1, "loss": None, "norm": None, "reward": 0.5, "seconds": 0}
-  assert stream.getvalue().startswith("rag 1/2  loss nan  norm inf  reward 0.5  elapsed 0:00:00  ETA ?")
+  assert stream.getvalue().startswith("rag 1/2  loss nan  norm inf  reward 0.5  elapsed 0:00:")
 
 
 def test_rates_exclude_the_step_that_compiled(tmp_path, clock):
@@ -96,6 +96,17 @@ def test_rates_exclude_the_step_that_compiled(tmp_path, clock):
   assert stream.getvalue().splitlines()[-1] == "43/100  loss 2  400 tokens/s  elapsed 0:16:46  ETA 0:02:51"
   assert rows(tmp_path, drop=())[-1]["tokens_per_second"] == 400.0
   assert rows(tmp_path, drop=())[0]["tokens_per_second"] is None
+
+
+def test_seconds_go_on_after_a_restart_and_into_the_next_phase(tmp_path, clock):
+  for phase, start, seconds in [("sft", 0, 10), ("sft", 1, 7), ("rl", 0, 5)]:
+    with Telemetry(tmp_path, total_steps=9, start_step=start, phase=phase, stream=io.StringIO()) as telemetry:
+      clock[0] += seconds
+      telemetry.log(start + 1, {})
+    clock[0] += 1000  # between two processes
+  assert [row["seconds"] for row in rows(tmp_path, drop=())] == [10, 17, 22]
+  assert seconds_spent(tmp_path) == 22
+  assert seconds_spent(tmp_path / "new") == 0
 
 
 def test_rates_follow_a_change_of_pace(tmp_path, clock):

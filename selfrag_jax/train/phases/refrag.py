@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.generate.rollout import Rollout, RolloutConfig
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.rewards import search_reward
@@ -55,14 +55,17 @@ class Refrag:
     rows = config.questions_per_step * config.rollouts_per_question
     check_batch(mesh, config.questions_per_step, "rl.questions_per_step")
     check_batch(mesh, rows // config.accumulate, "rollouts of a step / rl.accumulate")
+    sampling = rollout.sampling
+    if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1:
+      raise ValueError(
+        f"reinforcement needs samples of the whole distribution, whose probabilities it moves; {sampling} cuts it: "
+        "set temperature > 0, top_k 0 and top_p 1"
+      )
+    if config.control == "permuted" and config.questions_per_step < 2:
+      raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
     self.name, self.total_steps = name, config.steps
-    self._player, self._model, self._config, self._rollout, self._evaluation = (
-      player,
-      model,
-      config,
-      rollout,
-      evaluation,
-    )
+    self._player, self._model, self._config = player, model, config
+    self._rollout, self._evaluation = rollout, evaluation
     self._mesh, self._seed, self._params = mesh, seed, params
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(model, self._optimizer, mesh)
@@ -94,18 +97,11 @@ class Refrag:
     rewards = self._rewards(episodes, scores, int(batch[0]))
     by_question = rewards.reshape(-1, config.rollouts_per_question)
     advantage, kept = advantages(by_question, config.advantage)
-    played = episodes.rollout
     columns = jax.device_put(
       {"advantages": advantage.reshape(-1), "kept": np.repeat(kept, config.rollouts_per_question)},
       batch_sharding(self._mesh),
     )
-    rows = {
-      "tokens": played.tokens,
-      "sampled": played.sampled,
-      "log_probs": played.log_probs,
-      "lengths": played.lengths,
-    }
-    state, metrics = self._update(state, rows | columns, *self._reference)
+    state, metrics = self._update(state, _trained_on(episodes.rollout) | columns, *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
 
@@ -120,13 +116,8 @@ class Refrag:
     rollout = self._player.lower(
       state.params, "train", indices, self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )
-    played, rows = rollout.out_info, config.questions_per_step * config.rollouts_per_question
-    batch = {
-      "tokens": played.tokens,
-      "sampled": played.sampled,
-      "log_probs": played.log_probs,
-      "lengths": played.lengths,
-    }
+    rows = config.questions_per_step * config.rollouts_per_question
+    batch = _trained_on(rollout.out_info)
     batch |= {"advantages": jax.ShapeDtypeStruct((rows,), np.float32), "kept": jax.ShapeDtypeStruct((rows,), np.bool_)}
     reference = (state.params,) if config.kl_weight else ()
     update = self._update.lower(state, abstract(batch, batch_sharding(self._mesh)), *reference)
@@ -157,3 +148,7 @@ class Refrag:
       kl_weight=self._config.kl_weight,
       reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
     )
+
+
+def _trained_on(played: Rollout) -> dict[str, Any]:
+  return {name: getattr(played, name) for name in ("tokens", "sampled", "log_probs", "lengths")}

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.tasks.search import SearchTask
+from selfrag_jax.tasks.search import SearchTask, ShuffledEpochs
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.data import ShuffledEpochs, batches
+from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import sequence_log_probs
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.settings import SFTConfig
@@ -52,7 +52,7 @@ class SFT:
     params: Params | None,
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
-    check_batch(mesh, config.batch_size // config.accumulate, "sft.batch_size / sft.accumulate")
+    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
     self.name, self.total_steps = name, config.steps
     self._task, self._model, self._config, self._max_hops = task, model, config, max_hops
     self._mesh, self._seed, self._params, self._evaluate = mesh, seed, params, evaluate_policy
@@ -118,15 +118,15 @@ class SFT:
     while (length := len(self._rendered(position if self._order is None else self._order[position])[0])) <= room:
       room, position = room - length, position + 1
     if position == start:
-      raise ValueError(f"a demonstration of {length} tokens exceeds sft.max_tokens = {room}")
+      raise ValueError(f"a demonstration of {length} tokens exceeds {self.name}.max_tokens = {room}")
     return position
 
   def _fitting(self, size: int) -> list[int]:
     fits = [index for index in range(size) if len(self._render(index)[0]) <= self._config.max_tokens]
     if not fits:
-      raise ValueError(f"no demonstration fits into sft.max_tokens = {self._config.max_tokens}")
+      raise ValueError(f"no demonstration fits into {self.name}.max_tokens = {self._config.max_tokens}")
     if len(fits) < size:
-      logging.warning("%d of %d demonstrations exceed sft.max_tokens and are left out", size - len(fits), size)
+      logging.warning("%d of %d demonstrations exceed %s.max_tokens: left out", size - len(fits), size, self.name)
     return fits
 
   def _render(self, index: int) -> tuple[list[int], list[int]]:

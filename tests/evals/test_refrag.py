@@ -1,0 +1,232 @@
+"""The real chain on a tiny folder: questions and passages, a pretrained policy, supervision, reinforcement, a report.
+
+The policy is a Llama whose next token follows from its last one: it searches for `Velden` as often as it may, then
+answers `Mulder`, or `Rhine` at times when it samples. So every figure of the report is known.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from configs.refrag import get_config
+from selfrag_jax.evals.refrag import bm25, build, dry_run, load_policy, run
+from selfrag_jax.generate.encoder import encode
+from selfrag_jax.memory.topk import search_numpy
+from selfrag_jax.tasks.passages import INSTRUCTION
+from selfrag_jax.text.chat import document_body
+from selfrag_jax.text.tokenizer import BPETokenizer
+
+# a person, the town of birth, its mayor, its river
+TOWNS = [
+  ("Ada", "Velden", "Smit", "Rhine"),
+  ("Bruno", "Arcen", "Jansen", "Meuse"),
+  ("Clara", "Doorn", "Bakker", "Rhine"),
+  ("Dirk", "Elst", "Visser", "Rhine"),
+  ("Emma", "Goor", "Mulder", "Meuse"),
+  ("Fred", "Heino", "Dekker", "Rhine"),
+]
+PASSAGES = {person: f"{person} was born in {town}." for person, town, _, _ in TOWNS}
+PASSAGES |= {town: f"{town} is governed by {mayor} beside the {river}." for _, town, mayor, river in TOWNS}
+SLOTS = {title: slot for slot, title in enumerate(PASSAGES)}
+# question, answer, gold passages: the first six name their second passage only, the others both
+QUESTIONS = [(f"Which stream passes the birthplace of {who}?", river, [who, town]) for who, town, _, river in TOWNS]
+QUESTIONS += [(f"Who rules {town}, where {who} was born?", mayor, [town, who]) for who, town, mayor, _ in TOWNS]
+TOO_LONG = ("Which stream, " + "if there is one, " * 20 + "passes Velden?", "Rhine", ["Velden"])
+
+FOLLOWS = {
+  "<|search_start|>": {"Velden": 10},
+  "Velden": {"<|search_end|>": 10},
+  "<|answer_start|>": {"Mulder": 10, "Rhine": 9.75},
+  "Mulder": {"<|answer_end|>": 10},
+  "Rhine": {"<|answer_end|>": 10},
+}
+# the lines of the report, with the policy that each is about and how often it may search
+LINES = {
+  "base": ("base", 2),
+  "closed_book": ("rl", 0),
+  "one_search": ("rl", 1),
+  "sft": ("sft", 2),
+  "refrag": ("rl", 2),
+  "bm25": ("rl", 2),
+  "oracle": ("rl", 2),
+}
+
+
+def write_questions(folder):
+  """Write the files of HotpotQA."""
+  records, qrels = [], ["query-id\tcorpus-id\tscore"]
+  for number, (question, answer, gold) in enumerate([*QUESTIONS, TOO_LONG]):
+    facts = [[title, 0] for title in gold]
+    records.append({"_id": f"q{number}", "question": question, "answer": answer, "supporting_facts": facts})
+    qrels += [f"q{number}\t{title}\t1" for title in gold]
+  corpus = [json.dumps({"_id": title, "title": title, "text": text}) for title, text in PASSAGES.items()]
+  (folder / "corpus.jsonl").write_text("\n".join(corpus))
+  (folder / "questions.json").write_text(json.dumps(records))
+  (folder / "qrels.tsv").write_text("\n".join(qrels))
+
+
+def write_llama(folder):
+  """Write a byte-level BPE with the tokens of ChatML, and a Llama that follows `FOLLOWS` and else opens a search."""
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  alphabet, control = pre_tokenizers.ByteLevel.alphabet(), ["<|im_start|>", "<|im_end|>"]
+  trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=control, initial_alphabet=alphabet, show_progress=False)
+  questions = [question for question, _, _ in QUESTIONS]
+  tokenizer.train_from_iterator(9 * [INSTRUCTION, *PASSAGES.values(), *questions, "Velden", "Mulder", "Rhine"], trainer)
+  tokenizer.save(str(folder / "tokenizer.json"))
+  ours = BPETokenizer.from_folder(folder)
+
+  def id_of(token):
+    [only] = [ours.special[token]] if token in ours.special else ours.encode(token)
+    return only
+
+  torch.manual_seed(0)
+  sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+  model = LlamaForCausalLM(LlamaConfig(vocab_size=ours.vocab_size, **sizes))
+  embed, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+  embed[:, 0] += 1
+  head[id_of("<|search_start|>"), 0] += 4
+  for dimension, (token, following) in enumerate(FOLLOWS.items(), 1):
+    embed[id_of(token), dimension] += 1
+    for next_token, weight in following.items():
+      head[id_of(next_token), dimension] += weight
+  model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+  questions, llama = tmp_path_factory.mktemp("questions"), tmp_path_factory.mktemp("llama")
+  write_questions(questions)
+  write_llama(llama)
+  config = get_config("smollm2_135m")
+  config.init, config.data.path = str(llama), str(questions)
+  config.data.update({"document_tokens": 32, "prompt_tokens": 64})
+  config.memory.d_embed = 64
+  config.rollout.update({"max_hops": 2, "documents_per_hop": 2, "max_query_tokens": 3, "max_answer_tokens": 3})
+  config.sft.update({"steps": 2, "max_tokens": 256, "accumulate": 1})
+  config.rl.update({"steps": 1, "questions_per_step": 8, "rollouts_per_question": 2, "accumulate": 1})
+  config.evaluation.update({"periodic": 1, "final": 3, "batch_size": 8})
+  return config.to_dict()
+
+
+@pytest.fixture(scope="module")
+def experiment(config):
+  return build(config)
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+  """The folder of a run, and for each line of its report the parameters and their scores."""
+  folder, lines, evaluate = tmp_path_factory.mktemp("run"), [], experiment.evaluate
+
+  def noted(params, split, *args, **overrides):
+    scores = evaluate(params, split, *args, **overrides)
+    if split == "test":
+      lines.append((params, scores))
+    return scores
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(experiment, "evaluate", noted)
+    run(experiment, folder)
+  return folder, dict(zip(LINES, lines, strict=True))
+
+
+@pytest.fixture(scope="module")
+def workdir(finished):
+  return finished[0]
+
+
+def report_of(workdir):
+  return json.loads((workdir / "report.json").read_text())
+
+
+def test_every_line_of_the_report_is_about_its_policy_within_its_bounds(experiment, finished):
+  workdir, lines = finished
+  embed = lambda params: np.asarray(params["params"]["embed"])
+  policies = {phase: embed(load_policy(experiment, workdir, phase)) for phase in ("sft", "rl")}
+  policies["base"] = embed(experiment.base_params)
+  assert len({policy.tobytes() for policy in policies.values()}) == 3
+  for name, (params, scores) in lines.items():
+    policy, searches = LINES[name]
+    np.testing.assert_array_equal(embed(params), policies[policy], err_msg=name)
+    assert scores.searches.tolist() == [searches] * 3, name
+
+
+def test_the_report_says_what_the_policy_does(experiment, workdir):
+  report, task, player = report_of(workdir), experiment.task, experiment.player
+  asked = task.questions("test", range(3))
+  right = np.mean([answers == ("Mulder",) for answers in asked.answers])
+  assert 0 < right < 1
+  for name in ("em", "f1"):
+    assert report[name] == pytest.approx(dict.fromkeys(LINES, right))
+  assert report["em_interval"].keys() == LINES.keys()
+  assert all(0 <= low <= right <= high <= 1 for low, high in report["em_interval"].values())
+  assert report["valid"] == dict.fromkeys(LINES, 1)
+  assert (report["n"], report["searches_per_question"], report["format_valid"]) == (3, 2, 1)
+  assert (report["task"], report["dropped_questions"], report["cut_passages"]) == ("passages", 1, 0)
+
+  query = np.array([task.tokenizer.encode("Velden")])
+  slots = search_numpy(player.memory("test", range(3)), encode(player.encoder, query, query >= 0), 2).slots[0]
+  assert slots[0] == SLOTS["Velden"]
+  found = np.isin(asked.gold, slots)
+  assert report["recall"] == pytest.approx({"hop1": found[:, 0].mean(), "gold": found.mean()})
+  # to BM25 " Velden" is the same word, so that it finds who was born there too
+  by_words = np.isin(asked.gold, [SLOTS["Velden"], SLOTS["Ada"]])
+  all_gold = dict.fromkeys(LINES, found.all(axis=1).mean())
+  all_gold |= {"closed_book": 0, "bm25": by_words.all(axis=1).mean(), "oracle": 1}
+  assert report["all_gold"] == pytest.approx(all_gold)
+  assert all_gold["refrag"] < all_gold["bm25"] < all_gold["oracle"]
+
+  # with the question alone, BM25 finds both passages where it names both
+  named = [text.startswith("Who") for text in task.texts("test", range(task.size("test")))]
+  assert 0 < np.mean(named) < 1
+  assert report["bm25_question_all_gold"] == np.mean(named)
+
+
+def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):
+  assert (workdir / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
+  saved = json.loads((workdir / "config.json").read_text())
+  assert saved == json.loads(json.dumps({name: value for name, value in config.items() if name != "workdir"}))
+
+
+def test_running_again_trains_no_more_and_reports_the_same(config, workdir):
+  before, report = (workdir / "metrics.jsonl").read_text(), report_of(workdir)
+  steps = [(row["phase"], row["step"]) for row in map(json.loads, before.splitlines()) if "loss" in row]
+  assert steps == [("sft", 1), ("sft", 2), ("rl", 1)]
+  again = run(build(config), workdir)
+  assert (workdir / "metrics.jsonl").read_text() == before
+  assert again | {"wall_seconds": 0} == report | {"wall_seconds": 0}
+
+
+def test_a_dry_run_shows_what_would_run(experiment, capsys):
+  dry_run(experiment)
+  said = capsys.readouterr().out
+  for line in ("mesh ", "parameters ", "sft update ", "rl rollout ", "rl update "):
+    assert f"\n{line}" in f"\n{said}"
+  shown = said.split("is trained on):\n")[1]
+  demonstration = experiment.task.demonstration("sft", experiment.sft_phase("sft", experiment.sft).row(0)[0], "gold", 2)
+  query, found, *_, answer = demonstration["messages"][-1]["content"]
+  spoken = shown.replace("|", "").replace("«", "").replace("»", "")
+  assert f"<search_start>{query['text']}<search_end>" in spoken
+  assert f"{found['documents'][0]['content']}[/DOC_1]" in spoken
+  assert spoken.strip().endswith(f"<answer_start>{answer['text']}<answer_end><im_end>\\n")
+  assert "«<|search_start|>»" in shown
+
+
+def test_bm25_finds_the_passage_that_a_query_names(experiment):
+  tokenizer = experiment.task.tokenizer
+  found = bm25(experiment)([tokenizer.encode(text) for text in ("the mayor Visser", "GOOR", "unheard of", "")], 0)
+  [mayor, goor, nothing, silence] = found
+  slot, body = mayor[0]
+  assert slot == SLOTS["Elst"]
+  assert body == document_body(tokenizer, {"title": "Elst", "content": PASSAGES["Elst"]})
+  assert [slot for slot, _ in goor] == [SLOTS["Goor"], SLOTS["Emma"]]  # nothing of the others, although there is room
+  assert nothing == silence == []
+
+
+def test_bm25_answers_a_batch_in_which_nobody_searches(experiment):
+  assert bm25(experiment)([[], []], 0) == [[], []]

@@ -1,0 +1,67 @@
+"""Rewards: a right answer is worth 1, all else a share of it; the permuted control wants what another question asks."""
+
+import numpy as np
+import pytest
+
+from selfrag_jax.tasks.rewards import RewardConfig, search_reward
+from selfrag_jax.tasks.search import Questions, permuted
+
+GREEDY = RewardConfig(f1_weight=0.8, retrieval_weight=0.6)
+
+
+@pytest.mark.parametrize(
+  ("config", "exact", "f1", "gold_recall", "valid", "reward"),
+  [
+    (RewardConfig(), 1, 1, 0.0, 1, 1.0),
+    (RewardConfig(), 1, 1, 1.0, 1, 1.0),  # what was found adds nothing to a right answer
+    (RewardConfig(), 1, 1, 1.0, 0, 0.5),
+    (RewardConfig(), 0, 0, 0.0, 1, 0.0),
+    (RewardConfig(), 0, 0, 0.5, 1, 0.15),
+    (RewardConfig(), 0, 0, 0.5, 0, 0.075),
+    (RewardConfig(), 0, 0.5, 1.0, 1, 0.3),  # no weight, no F1
+    (RewardConfig(f1_weight=0.5), 0, 0.5, 1.0, 1, 0.55),
+    (RewardConfig(f1_weight=0.5, retrieval_weight=0.0), 0, 0.5, 1.0, 1, 0.25),
+    (RewardConfig(invalid_factor=0.0), 1, 1, 1.0, 0, 0.0),
+    (GREEDY, 0, 1.0, 1.0, 1, 1.0),  # a wrong answer earns at most what a right one does
+    (GREEDY, 0, 1.0, 1.0, 0, 0.5),
+  ],
+)
+def test_rewards_are_those_of_the_table(config, exact, f1, gold_recall, valid, reward):
+  columns = (np.array([value], np.float32) for value in (exact, f1, gold_recall, valid))
+  got = search_reward(config, *columns)
+  assert got.dtype == np.float32
+  np.testing.assert_allclose(got, [reward], rtol=1e-6)
+
+
+def test_rewards_lie_between_0_and_1_and_grow_with_everything_that_is_good():
+  grid = np.meshgrid([0, 1], [0, 0.4, 1], [0, 0.5, 1], [0, 1], indexing="ij")
+  for config in (RewardConfig(), RewardConfig(f1_weight=0.5), GREEDY):
+    reward = search_reward(config, *grid)
+    assert reward.shape == (2, 3, 3, 2)
+    assert reward.min() >= 0
+    assert reward.max() == 1
+    assert all((np.diff(reward, axis=axis) >= 0).all() for axis in range(4))
+
+
+def questions(gold, first_slots):
+  n = len(gold)
+  return Questions(
+    prompts=np.arange(n)[:, None], lengths=np.ones(n, np.int32), gold=np.array(gold, np.int32),
+    group_ids=np.arange(n, dtype=np.int32), answers=[(f"answer {i}",) for i in range(n)], first_slots=first_slots,
+  )  # fmt: skip
+
+
+def test_permuted_questions_want_the_things_of_others_within_their_own_documents():
+  # three knowledge bases of 10, 10 and 20 documents
+  asked = questions([[1, 9], [13, -1], [20, 25]], first_slots=np.array([0, 10, 20]))
+  got = permuted(asked, np.array([2, 0, 1]))
+  np.testing.assert_array_equal(got.gold, [[0, 5], [11, 19], [23, -1]])
+  assert got.answers == [("answer 2",), ("answer 0",), ("answer 1",)]
+  for name in ("prompts", "lengths", "group_ids", "first_slots"):
+    np.testing.assert_array_equal(getattr(got, name), getattr(asked, name), err_msg=name)
+
+
+def test_permuted_questions_over_one_corpus_keep_its_slots():
+  got = permuted(questions([[3, 7], [5, -1]], first_slots=None), np.array([1, 0]))
+  np.testing.assert_array_equal(got.gold, [[5, -1], [3, 7]])
+  assert got.answers == [("answer 1",), ("answer 0",)]

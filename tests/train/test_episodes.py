@@ -1,0 +1,107 @@
+"""Episodes: every rollout is scored against its own question, and its advantage reaches its own row of the update."""
+
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.generate.transcript import Transcript
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.tasks.rewards import search_reward
+from selfrag_jax.tasks.search import Questions
+from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.train.episodes import Episodes, MemoryConfig, Player, Scores
+from selfrag_jax.train.losses import advantages
+from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.settings import EvalConfig, RLConfig
+
+TASK = TwoHopSearch(n_entities=8, n_relations=2)
+MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, init_scale=0.3)
+
+
+@pytest.fixture
+def player():
+  return Player(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
+
+
+def episodes(slots, answers):
+  """Two rollouts of each of three questions, the last of which has no gold document."""
+  says = lambda text: None if text is None else tuple(TASK.tokenizer.encode(text))
+  slots = np.array(slots, np.int32)
+  host = SimpleNamespace(slots=slots, searches=(slots >= 0).any(axis=2).sum(axis=1))
+  asked = Questions(
+    prompts=np.zeros((3, 1), np.int32), lengths=np.ones(3, np.int32), group_ids=np.zeros(3, np.int32),
+    gold=np.array([[3, 7, -1], [5, -1, -1], [-1, -1, -1]], np.int32),
+    answers=[("Harrow",), ("Brindle", "Avalor"), ("ally",)],
+  )  # fmt: skip
+  transcripts = [Transcript((), says(answer), valid=answer is not None) for answer in answers]
+  return Episodes(host, host, transcripts, asked, repeats=2)  # type: ignore[arg-type]
+
+
+def test_scores_hold_each_rollout_against_its_own_question(player):
+  slots = [
+    [[7, 3], [-1, -1]],  # both gold documents at once
+    [[7, -1], [5, -1]],  # one of two, and that of the second hop first; 5 is another question's
+    [[3, 7], [5, 0]],  # the only one, but later
+    [[-1, -1], [-1, -1]],  # nothing found is no gold document, although gold is padded by the same -1
+    [[-1, -1], [-1, -1]],
+    [[3, 5], [7, -1]],
+  ]
+  answers = ["Harrow", "Harrow Corvane", None, "Avalor", "Harrow", "ally"]
+  scores = player.score(episodes(slots, answers))
+  expected = Scores(
+    exact_match=[1, 0, 0, 1, 0, 1],  # any accepted answer counts
+    f1=[1, 2 / 3, 0, 1, 0, 1],
+    first_gold=[1, 0, 0, 0, 0, 0],
+    gold_recall=[1, 0.5, 1, 0, 0, 0],
+    all_gold=[1, 0, 1, 0, 0, 0],
+    searches=[1, 2, 2, 0, 0, 2],
+    valid=[1, 1, 0, 1, 1, 1],
+  )
+  for name, column in zip(Scores._fields, scores, strict=True):
+    assert column.dtype == np.float32
+    np.testing.assert_allclose(column, getattr(expected, name), rtol=1e-6, err_msg=name)
+  assert scores.means()["gold_recall"] == pytest.approx(2.5 / 6)
+
+
+def test_without_a_search_nothing_is_found(player):
+  scores = player.score(episodes(np.zeros((6, 0, 1)), ["Harrow"] * 6))
+  np.testing.assert_array_equal(scores.exact_match, [1, 1, 0, 0, 0, 0])
+  assert not np.any([scores.first_gold, scores.gold_recall, scores.all_gold, scores.searches])
+
+
+def test_the_advantage_of_a_rollout_reaches_its_own_row(player, monkeypatch):
+  indices, config = np.array([4, 9, 2]), RLConfig(steps=1, questions_per_step=3, rollouts_per_question=2)
+  prompts = TASK.questions("train", indices).prompts
+  params = nn.unbox(jax.jit(lambda key: init_params(MODEL, key))(jax.random.key(0)))
+  bounds, mesh = RolloutConfig(1, 1, 3, 2), player.mesh
+  phase = Refrag("rl", player, MODEL, config, bounds, EvalConfig(), mesh=mesh, seed=0, params=params)
+
+  def gold_recall(tokens):
+    """A reward that tells all rollouts apart, except those of the second question."""
+    second = (tokens[:, : prompts.shape[1]] == prompts[1]).all(axis=1)
+    return np.where(second, 0.5, (tokens * np.arange(tokens.shape[1])).sum(axis=1) % 97 / 97)
+
+  def score(played):
+    zeros = np.zeros(len(played.host.tokens))
+    return Scores(zeros, zeros, zeros, gold_recall(played.host.tokens), zeros, zeros, zeros + 1)
+
+  batches = []
+  monkeypatch.setattr(player, "score", score)
+  monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
+  phase.step(phase.initial_state(), indices)
+  [batch] = batches
+  np.testing.assert_array_equal(batch["tokens"][:, : prompts.shape[1]], np.repeat(prompts, 2, axis=0))
+  ones, recall = np.ones(6), gold_recall(batch["tokens"])
+  expected, kept = advantages(search_reward(config.reward, 0 * ones, 0 * ones, recall, ones).reshape(3, 2), "mean")
+  assert kept.tolist() == [True, False, True]
+  assert len(set(expected.flat)) == 5
+  for q in range(3):
+    for r in range(2):
+      assert batch["advantages"][q * 2 + r] == expected[q, r]
+      assert batch["kept"][q * 2 + r] == kept[q]
