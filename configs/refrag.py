@@ -108,7 +108,7 @@ def optimizer(warmup_steps: int) -> dict[str, Any]:
   """Return the optimizer of a tiny model."""
   return {
     "name": "adamw",
-    "learning_rate": 2e-3,  # 1e-4 and less for a pretrained model
+    "learning_rate": 2e-3,  # less for a pretrained model
     "schedule": "constant",
     "warmup_steps": warmup_steps,
     "final_fraction": 0.0,

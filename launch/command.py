@@ -24,9 +24,8 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     from selfrag_jax.train.loop import NonFiniteLossError
     from selfrag_jax.train.workdir import WorkdirInUseError
 
-    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("selfrag_jax"):
-      extra = "weights" if error.name in ("gguf", "huggingface_hub", "tokenizers") else "test"
-      sys.exit(f"error: {error.name} is not installed: pip install -e '.[{extra}]'")
+    if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
+      sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, WorkdirInUseError)
     if logging.vlog_is_on(1) or not isinstance(error, mendable):
       raise

@@ -155,6 +155,14 @@ def test_fewer_steps_than_are_taken_are_refused(tmp_path):
   assert saved_steps(tmp_path)[-1] == 12
 
 
+@pytest.mark.parametrize("name", ["model", "origin"])
+def test_another_model_or_origin_is_refused(tmp_path, name):
+  train(Walk(steps=6), tmp_path, config(), METADATA | {name: {"steps": 3, "kind": "T"}})
+  with pytest.raises(ValueError, match=rf"another {name} \({{'steps': 3}}, this run has {{'steps': 4}}\)"):
+    train(Walk(), tmp_path, config(), METADATA | {name: {"steps": 4, "kind": "T"}})
+  assert saved_steps(tmp_path)[-1] == 6
+
+
 def test_a_resumed_run_says_what_has_changed(tmp_path, capsys):
   train(Walk(steps=6), tmp_path, config(), {"config": {"walk": {"steps": 6, "rate": 0.1}, "mesh": (1, 1)}})
   assert capsys.readouterr().err.count("continues") == 0

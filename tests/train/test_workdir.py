@@ -73,6 +73,6 @@ def test_json_is_strict(tmp_path, value):
 
 
 def test_object_storage_is_not_local():
-  assert workdir.is_local("/tmp/run")
+  assert workdir.is_local("/runs/mine")
   assert workdir.is_local("run")
   assert not workdir.is_local("gs://bucket/run")
