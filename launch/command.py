@@ -20,13 +20,13 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
   try:
     main(argv)
   except Exception as error:
+    from selfrag_jax.files import FolderInUseError
     from selfrag_jax.train.checkpoint import CheckpointError
     from selfrag_jax.train.loop import NonFiniteLossError
-    from selfrag_jax.train.workdir import WorkdirInUseError
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
-    mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, WorkdirInUseError)
+    mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError)
     if logging.vlog_is_on(1) or not isinstance(error, mendable):
       raise
     # ml_collections packs the reason why a config file could not be read into the last line

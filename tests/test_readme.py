@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_of_the_readme_runs(monkeypatch):
+def test_the_python_of_the_readme_runs(monkeypatch, tmp_path, capsys):
+  monkeypatch.chdir(tmp_path)
   config = ModelConfig(64, d_model=32, n_layers=2, n_heads=2, block_pattern="MT", ssm_state=8, ssm_head_dim=16)
   params = nn.unbox(init_params(config, jax.random.key(0)))
   monkeypatch.setattr(load, "load_model", lambda source, phase: load.LoadedModel(config, params, {}, None))
@@ -26,10 +27,12 @@ def test_the_python_of_the_readme_runs(monkeypatch):
     "queries": rng.normal(size=(3, 384)).astype(np.float32),
     "prompts": jnp.asarray(rng.integers(1, 64, (2, 5)), jnp.int32),
     "lengths": jnp.asarray([5, 3]),
+    "my_encoder": lambda texts: rng.normal(size=(len(texts), 384)),
   }
   for block in re.findall(r"```python\n(.*?)```", README, re.S):
     exec(block, names)
   assert names["slots"].shape == (3, 5)
+  assert "The port of Avalor is Cadiz. 1\n" in capsys.readouterr().out
   short = LM(config).apply(params, names["prompts"][1:, :3])
   expected = LM(config).apply(params, short[:, -1], method="logits")
   np.testing.assert_allclose(names["logits"][1:], expected, atol=1e-4)

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.train.workdir import write_bytes_atomic
+from selfrag_jax.files import write_bytes_atomic
 
 REFERENCES = {
   "oracle": ("#2a9d3a", "oracle documents"),

@@ -10,6 +10,7 @@ from etils import epath
 
 from selfrag_jax.evals import figures
 from selfrag_jax.evals.experiment import Experiment, build, dry_run
+from selfrag_jax.files import write_json
 from selfrag_jax.generate.rollout import HostRetrieve
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import count_params
@@ -18,7 +19,6 @@ from selfrag_jax.train.episodes import Scores
 from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.telemetry import seconds_spent
-from selfrag_jax.train.workdir import write_json
 from selfrag_jax.typing import Params
 
 __all__ = ["build", "dry_run", "load_policy", "run"]

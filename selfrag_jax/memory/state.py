@@ -3,14 +3,13 @@
 Slots are physical rows 0..C-1. A write takes consecutive slots from the cursor and overwrites the oldest rows first.
 """
 
-from types import ModuleType
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from selfrag_jax.memory.similarity import ordered_dot
 from selfrag_jax.typing import Array, ArrayLike
 
 
@@ -70,19 +69,9 @@ def write(
   else 0). Masked-out rows take no slot; of more than C valid rows the last C stay. Pure: jit it with the state donated.
   Raises ValueError when a shape does not fit.
   """
-  C, D = state.embeddings.shape
-  X = state.tokens.shape[1]
-  rows = jnp.asarray(embeddings)
-  if rows.ndim != 2 or rows.shape[1] != D:
-    raise ValueError(f"embeddings {rows.shape} must be [B, {D}]: project them, or init_memory with their width")
-  B = rows.shape[0]
-  given = {"mask": mask, "group_ids": group_ids, "tokens": tokens, "lengths": lengths}
-  for name, value in given.items():
-    want = (B, X) if name == "tokens" else (B,)
-    if value is not None and jnp.shape(value) != want:
-      fix = f"pad tokens to the memory's chunk_tokens = {X}" if name == "tokens" else "give one per row of embeddings"
-      raise ValueError(f"{name} has shape {jnp.shape(value)}, expected {want}: {fix}")
-
+  C, B = state.embeddings.shape[0], len(embeddings)
+  if mask is not None and jnp.shape(mask) != (B,):
+    raise ValueError(f"mask has shape {jnp.shape(mask)}, expected {(B,)}: give one per row of embeddings")
   keep = jnp.ones(B, bool) if mask is None else jnp.asarray(mask, bool)
   order = jnp.cumsum(keep, dtype=jnp.int32)  # 1, 2, ... over the valid rows
   count = jnp.sum(keep, dtype=jnp.int32)
@@ -91,22 +80,52 @@ def write(
   keep &= order > count - C
   slots = jnp.where(keep, (state.cursor + order - 1) % C, C + jnp.arange(B, dtype=jnp.int32))
 
+  state = put(state, slots, embeddings, group_ids=group_ids, tokens=tokens, lengths=lengths)
+  return state.replace(cursor=(state.cursor + count) % C, written=state.written + count)
+
+
+def put(
+  state: MemoryState,
+  slots: ArrayLike,
+  embeddings: ArrayLike,
+  *,
+  valid: ArrayLike | None = None,
+  group_ids: ArrayLike | None = None,
+  tokens: ArrayLike | None = None,
+  lengths: ArrayLike | None = None,
+) -> MemoryState:
+  """Set the given slots, wherever the ring stands, and return the new memory.
+
+  slots int32[B], each at most once, those outside 0..C-1 are ignored; valid bool[B] (all); the rest is as in `write`.
+  Pure: jit it with the state donated. Raises ValueError when a shape does not fit.
+  """
+  D, X = state.embeddings.shape[1], state.tokens.shape[1]
+  rows = jnp.asarray(embeddings)
+  if rows.ndim != 2 or rows.shape[1] != D:
+    raise ValueError(f"embeddings {rows.shape} must be [B, {D}]: project them, or init_memory with their width")
+  B = rows.shape[0]
+  given = {"slots": slots, "valid": valid, "group_ids": group_ids, "tokens": tokens, "lengths": lengths}
+  for name, value in given.items():
+    want = (B, X) if name == "tokens" else (B,)
+    if value is not None and jnp.shape(value) != want:
+      fix = f"pad tokens to the memory's chunk_tokens = {X}" if name == "tokens" else "give one per row of embeddings"
+      raise ValueError(f"{name} has shape {jnp.shape(value)}, expected {want}: {fix}")
+
   stored, scales = _store(rows, state.embeddings.dtype)
   dequantized = dequantize(stored, scales)
   new_rows = {
     "embeddings": stored,
     "scales": scales,
-    "norms": jnp.sqrt(ordered_dot(dequantized, dequantized)),
-    "valid": jnp.ones(B, bool),
+    "norms": jnp.sqrt(ordered_dot(dequantized, dequantized, jnp)),
+    "valid": jnp.ones(B, bool) if valid is None else jnp.asarray(valid, bool),
     "group_ids": jnp.zeros(B, jnp.int32) if group_ids is None else group_ids,
     "tokens": jnp.zeros((B, X), jnp.int32) if tokens is None else tokens,
     "lengths": jnp.full(B, 0 if tokens is None else X, jnp.int32) if lengths is None else lengths,
   }
   old_rows = {name: getattr(state, name) for name in new_rows}
-  scattered = jax.tree.map(
-    lambda old, new: old.at[slots].set(new, mode="drop", unique_indices=True), old_rows, new_rows
+  return state.replace(
+    **jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop", unique_indices=True), old_rows, new_rows)
   )
-  return state.replace(**scattered, cursor=(state.cursor + count) % C, written=state.written + count)
 
 
 def delete(state: MemoryState, mask: ArrayLike) -> MemoryState:
@@ -139,25 +158,6 @@ def quantize(x: Array) -> tuple[Array, Array]:
 def dequantize(rows: Array, scales: Array) -> Array:
   """Return rows [..., D] times their scales [...], in at least float32."""
   return rows.astype(jnp.promote_types(rows.dtype, jnp.float32)) * scales[..., None]
-
-
-def ordered_dot(x: ArrayLike, y: ArrayLike, xp: ModuleType = jnp) -> Array:
-  """Return the dot product over the last axis as a fixed tree of additions, with `xp` jax.numpy or numpy.
-
-  A matrix product sums in an order that depends on the shape of the operands, so a shard of the memory and the whole of
-  it give different last bits. This one gives the same bits in any batch, on any shard, and in numpy.
-  """
-  products = x * y
-  # A bare product would be contracted with the addition below into a fused multiply-add, which rounds once where
-  # numpy rounds twice; the select stands between them. (It also drops the sign of zero.)
-  products = xp.where(products == 0, 0, products)
-  width = products.shape[-1]
-  padding = (1 << (width - 1).bit_length()) - width
-  total = xp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, padding)])
-  while total.shape[-1] > 1:
-    half = total.shape[-1] // 2
-    total = total[..., :half] + total[..., half:]
-  return total[..., 0]
 
 
 def _store(rows: Array, dtype: DTypeLike) -> tuple[Array, Array]:

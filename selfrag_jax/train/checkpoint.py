@@ -7,7 +7,6 @@ that verifies is not a checkpoint. (Orbax alone restores most flipped bytes sile
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -23,7 +22,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from selfrag_jax.train import workdir
+from selfrag_jax import files
 
 MANIFEST = "manifest.json"
 METADATA = "metadata.json"
@@ -46,7 +45,7 @@ class Checkpointer:
   """Save a run's state in the background, keep the latest and the best steps, restore the newest that is intact.
 
   All processes of a run create one and call it together; process 0 hashes, commits and deletes. One run per directory
-  (`workdir.open_workdir`): what an earlier run left half-written is deleted here. To only read, use `load`.
+  (`open_workdir`): what an earlier run left half-written is deleted here. To only read, use `load`.
 
   Args:
     directory: where the steps lie; local or object storage.
@@ -169,10 +168,10 @@ class Checkpointer:
     self._orbax.wait_until_finished()
     if jax.process_index() != 0:
       return
-    workdir.write_bytes_atomic(folder / METADATA, document)
+    files.write_bytes_atomic(folder / METADATA, document)
     paths = [root / name for root, _, names in folder.walk() for name in names]
-    files = {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
-    workdir.write_json(folder / MANIFEST, {"files": files})
+    written = {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
+    files.write_json(folder / MANIFEST, {"files": written})
     for step in set(_steps(self._directory)) - self._wanted():
       (self._directory / str(step)).rmtree()
 
@@ -261,24 +260,15 @@ def _damage(folder: epath.Path) -> str | None:
   if not (folder / MANIFEST).exists():
     return f"no {MANIFEST}, the save was cut short"
   try:
-    files = json.loads((folder / MANIFEST).read_text())["files"].items()
+    listed = json.loads((folder / MANIFEST).read_text())["files"].items()
   except (ValueError, KeyError, TypeError, AttributeError):
     return f"{MANIFEST} is damaged"
-  for name, written in sorted(files):
+  for name, written in sorted(listed):
     if not (folder / name).is_file():
       return f"{name} is missing, but {MANIFEST} lists it"
-    if _digest(folder / name) != written:
+    if files.digest(folder / name) != written:
       return f"{name} is damaged, it differs from {MANIFEST}"
   return None
-
-
-def _digest(path: epath.Path) -> dict[str, Any]:
-  sha256, size = hashlib.sha256(), 0
-  with path.open("rb") as file:
-    while chunk := file.read(1 << 24):
-      sha256.update(chunk)
-      size += len(chunk)
-  return {"sha256": sha256.hexdigest(), "size": size}
 
 
 def _set_aside(folder: epath.Path) -> None:

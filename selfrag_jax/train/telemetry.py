@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import jax
 from etils import epath
 
-from selfrag_jax.train.workdir import write_bytes_atomic
+from selfrag_jax.files import write_bytes_atomic
 
 _WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
 

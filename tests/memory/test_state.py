@@ -1,6 +1,7 @@
 """The ring buffer against a Python loop over a list."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
+from selfrag_jax.memory.similarity import ordered_dot
 from selfrag_jax.memory.state import (
   clear,
   delete,
   dequantize,
   init_memory,
-  ordered_dot,
   partition_specs,
+  put,
   quantize,
   write,
 )
@@ -146,13 +148,26 @@ def test_writing_to_shards_sends_no_rows():
   jax.tree.map(np.testing.assert_array_equal, sharded, single)
 
 
+def test_put_sets_slots_wherever_the_ring_stands():
+  state = keep_write(init_memory(6, 4, chunk_tokens=2), np.ones((4, 4)), tokens=np.full((4, 2), 7))
+  rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+  after = jax.jit(put)(state, np.array([5, 9, 1]), rows, valid=np.array([True, True, False]))  # 9 is outside
+  np.testing.assert_array_equal(after.embeddings[np.array([5, 1])], rows[[0, 2]])
+  np.testing.assert_array_equal(after.valid, [True, False, True, True, False, True])
+  np.testing.assert_array_equal(after.lengths, [2, 0, 2, 2, 0, 0])
+  np.testing.assert_allclose(after.norms[5], np.linalg.norm(rows[0]), rtol=1e-6)
+  assert (int(after.cursor), int(after.written)) == (4, 4)
+  with pytest.raises(ValueError, match=r"slots has shape \(2,\), expected \(3,\)"):
+    put(state, np.array([1, 2]), rows)
+
+
 @pytest.mark.parametrize("D", [1, 5, 64, 100])
 def test_ordered_dot_has_the_same_bits_everywhere(D):
   rng = np.random.default_rng(D)
   x, y = rng.standard_normal((2, 37, D)).astype(np.float32)
   result = ordered_dot(x, y, np)
-  np.testing.assert_array_equal(jax.jit(ordered_dot)(x, y), result)
-  np.testing.assert_array_equal(jax.jit(ordered_dot)(x[5:8], y[5:8]), result[5:8])
+  np.testing.assert_array_equal(jax.jit(partial(ordered_dot, xp=jnp))(x, y), result)
+  np.testing.assert_array_equal(jax.jit(partial(ordered_dot, xp=jnp))(x[5:8], y[5:8]), result[5:8])
   np.testing.assert_allclose(result, (x.astype(np.float64) * y).sum(-1), rtol=1e-5, atol=1e-5)
 
 

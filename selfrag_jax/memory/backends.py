@@ -1,0 +1,251 @@
+"""How a store searches its rows: numpy, exact or approximate on the devices, or ScaNN on the host."""
+
+import concurrent.futures
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from selfrag_jax.memory.similarity import Metric, SearchResult, cosine, only, ordered_dot, pad
+from selfrag_jax.memory.table import Table
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from selfrag_jax.memory.state import MemoryState
+
+OVERSAMPLING = 4  # candidates of a first pass for each result
+
+
+class Backend(Protocol):
+  """Finds the best table. Results are those of `search_numpy`, or close to them if the backend is approximate."""
+
+  def search(
+    self,
+    table: Table,
+    queries: np.ndarray,
+    k: int,
+    *,
+    allowed: np.ndarray | None,
+    bias: np.ndarray | None,
+    metric: Metric,
+  ) -> SearchResult:
+    """Find the best for queries f32[B, D] among valid rows that are `allowed` bool[C], with `bias` f32[C] added."""
+    ...
+
+
+class NumpyBackend:
+  """One matrix product, then exact scores for the best candidates: the fast path of small stores, without JAX."""
+
+  def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
+    table.changed.clear()
+    allowed = table.valid if allowed is None else table.valid & allowed
+    return _search_product(table, queries, k, allowed, bias, metric)
+
+
+class DeviceBackend:
+  """The memory as arrays on the devices, brought up to date before a search; `approx` uses `jax.lax.approx_max_k`."""
+
+  _BLOCK = 1024  # rows an update: one shape, so one compilation
+
+  def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
+    self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
+    self._state: MemoryState | None = None
+
+  def state(self, table: Table) -> "MemoryState":
+    """Return the memory with every change made so far. The next change may donate its buffers."""
+    state = self._empty(table) if self._state is None else self._state
+    C = len(state.valid)
+    changed = np.sort(np.fromiter(table.changed, np.int32, len(table.changed)))
+    for start in range(0, len(changed), self._BLOCK):
+      part = changed[start : start + self._BLOCK]
+      slots = np.concatenate([part, C + np.arange(self._BLOCK - len(part), dtype=np.int32)])  # beyond C: ignored
+      source = np.where(slots < C, slots, 0)
+      state = _programs().put(
+        state,
+        slots,
+        table.embeddings[source],
+        valid=table.valid[source],
+        tokens=table.tokens[source],
+        lengths=table.lengths[source],
+      )
+    table.changed.clear()
+    self._state = state
+    return state
+
+  def _empty(self, table: Table) -> "MemoryState":
+    import jax
+    import jax.numpy as jnp
+
+    from selfrag_jax.memory.state import init_memory, partition_specs
+
+    (C, D), X = table.embeddings.shape, table.tokens.shape[1]
+    shards = self._mesh.shape[self._axis] if self._mesh is not None else 1
+    C = -(-C // shards) * shards  # rows beyond the table's are never valid
+    state = init_memory(C, D, chunk_tokens=X, dtype=jnp.dtype(self._dtype))
+    if self._mesh is None:
+      return state
+    place = functools.partial(jax.sharding.NamedSharding, self._mesh)
+    return jax.device_put(state, jax.tree.map(place, partition_specs(state, self._axis)))
+
+  def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
+    state = self.state(table)
+    B, C = len(queries), len(state.valid)
+    padded = np.zeros((1 << (B - 1).bit_length(), queries.shape[1]), np.float32)  # few shapes, so few compilations
+    padded[:B] = queries
+    allowed, bias = (None if x is None else np.pad(x, (0, C - len(x))) for x in (allowed, bias))
+    result = _programs().search(
+      state, padded, allowed, bias, k=k, metric=metric, method=self._method, mesh=self._mesh, axis=self._axis
+    )
+    return SearchResult(np.asarray(result.scores)[:B], np.asarray(result.slots)[:B])
+
+
+class ScannBackend:
+  """A ScaNN index (arXiv 1908.10396) over what was there when it was built, and exact search over what came later.
+
+  It is rebuilt in a thread once a tenth of the store has changed; searches go on with the old index meanwhile. Small
+  stores, and searches with a filter or a bias, are exact.
+  """
+
+  def __init__(self, smallest: int = 20_000):
+    """Build no index for fewer than `smallest` chunks: exact search is about as fast there."""
+    self._smallest = smallest
+    self._searcher: Any = None
+    self._slots = np.zeros(0, np.int32)  # row of the index -> slot
+    self._metric: Metric | None = None
+    self._fresh = np.zeros(0, bool)  # by slot: changed since the index was taken
+    self._fresh_for_next = np.zeros(0, bool)  # the same for the index that is being built
+    self._build: concurrent.futures.Future | None = None
+    self._worker = concurrent.futures.ThreadPoolExecutor(1, "scann")
+
+  def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
+    self.update(table, metric)
+    exact = table.valid if allowed is None else table.valid & allowed
+    if self._searcher is None or self._metric != metric or allowed is not None or bias is not None:
+      return _search_product(table, queries, k, exact, bias, metric)
+
+    found, _ = self._searcher.search_batched(_prepared(queries, metric), min(OVERSAMPLING * k, len(self._slots)))
+    slots = self._slots[found.astype(np.int64)]
+    gone = self._fresh[slots]
+    if np.any((~gone).sum(1) < min(k, len(table.slots))):  # so many deletions among the best that the index starves
+      return _search_product(table, queries, k, exact, bias, metric)
+    indexed = _rescore(table, np.where(gone, -1, slots), queries, k, None, metric)
+    later = _search_product(table, queries, k, table.valid & self._fresh, None, metric)
+    scores, slots = (np.concatenate(pair, axis=1) for pair in zip(indexed, later, strict=True))
+    return _best(scores, slots, k)
+
+  def update(self, table: Table, metric: Metric, *, wait: bool = False) -> None:
+    """Note what has changed, take a finished index, and begin to build one where it is due; `wait` until it is done.
+
+    Raises what building raised.
+    """
+    if not len(self._fresh):
+      self._fresh = np.ones(len(table.valid), bool)
+      self._fresh_for_next = self._fresh.copy()
+    changed = np.fromiter(table.changed, np.int64, len(table.changed))
+    self._fresh[changed] = self._fresh_for_next[changed] = True
+    table.changed.clear()
+    if self._build is None:
+      self._begin(table, metric)
+    if self._build is not None and (wait or self._build.done()):
+      self._searcher, self._slots, self._metric = self._build.result()
+      self._fresh, self._build = self._fresh_for_next.copy(), None
+
+  def _begin(self, table: Table, metric: Metric) -> None:
+    size = len(table.slots)
+    due = int((table.valid & self._fresh).sum()) > size // 10 or self._metric != metric
+    if size < self._smallest or not due:
+      return
+    slots = np.flatnonzero(table.valid).astype(np.int32)
+    embeddings = _prepared(table.embeddings[slots], metric)  # a copy: the store goes on changing
+    self._fresh_for_next[:] = True
+    self._fresh_for_next[slots] = False
+    self._build = self._worker.submit(lambda: (_build_scann(embeddings), slots, metric))
+
+
+def make_backend(name: str, dtype: str = "float32", mesh: "Mesh | None" = None) -> Backend:
+  """Return the backend called exact, approx, scann or numpy. Raises ValueError for another."""
+  if name in ("exact", "approx"):
+    return DeviceBackend(name, dtype, mesh)
+  if mesh is not None or dtype != "float32":
+    raise ValueError(f"backend {name!r} keeps float32 on the host; dtype and mesh belong to 'exact' and 'approx'")
+  if name == "scann":
+    return ScannBackend()
+  if name == "numpy":
+    return NumpyBackend()
+  raise ValueError(f"unknown backend {name!r}; use exact, approx, scann or numpy")
+
+
+def _build_scann(embeddings: np.ndarray) -> Any:
+  from scann.scann_ops.py import scann_ops_pybind  # TensorFlow comes with it
+
+  n = len(embeddings)
+  leaves = int(np.sqrt(n))
+  searched = min(leaves, max(leaves // 5, 50))  # neighbours of an unusual query lie in many leaves
+  builder = scann_ops_pybind.builder(embeddings, 10, "dot_product")
+  builder = builder.tree(leaves, searched, training_sample_size=min(n, 100_000))
+  return builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(100).build()
+
+
+def _prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:
+  """Return vectors f32[N, D] whose inner product is the similarity."""
+  if metric == "dot":
+    return vectors.astype(np.float32)
+  norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+  return vectors / np.where(norms == 0, 1, norms)
+
+
+def _search_product(
+  table: Table, queries: np.ndarray, k: int, allowed: np.ndarray, bias, metric: Metric
+) -> SearchResult:
+  """Score all rows by one matrix product, then the best candidates exactly."""
+  scores = _prepared(queries, metric) @ table.embeddings.T
+  if metric == "cosine":
+    scores = cosine(scores, table.norms[None, :], np)
+  if bias is not None:
+    scores += bias[None, :]
+  scores = only(scores, allowed[None, :], np)
+  count = min(OVERSAMPLING * k, scores.shape[1])
+  slots = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+  slots = np.where(np.take_along_axis(scores, slots, 1) > -np.inf, slots, -1)
+  return _rescore(table, slots, queries, k, bias, metric)
+
+
+def _rescore(table: Table, slots: np.ndarray, queries: np.ndarray, k: int, bias, metric: Metric) -> SearchResult:
+  """Score candidates int[B, N] (-1 for none) as `search_numpy` does and return the best k."""
+  candidates = table.embeddings[slots]
+  scores = ordered_dot(candidates, queries[:, None, :], np)
+  if metric == "cosine":
+    query_norms, norms = (np.sqrt(ordered_dot(x, x, np)) for x in (queries, candidates))
+    scores = cosine(scores, query_norms[:, None] * norms, np)
+  if bias is not None:
+    scores = scores + bias[slots]
+  return _best(only(scores, slots >= 0, np), slots, k)
+
+
+def _best(scores: np.ndarray, slots: np.ndarray, k: int) -> SearchResult:
+  """Sort candidates [B, N] by score and, among equals, slot; keep k."""
+  order = np.lexsort((slots, -scores), axis=1)[:, :k]
+  best = SearchResult(np.take_along_axis(scores, order, 1), np.take_along_axis(slots, order, 1).astype(np.int32))
+  return pad(best, k, np)
+
+
+@functools.cache
+def _programs() -> Any:
+  """Return the compiled update and search; JAX is imported by whoever needs them."""
+  import types
+
+  import jax
+
+  from selfrag_jax.memory.state import put
+  from selfrag_jax.memory.topk import search
+
+  def search_allowed(state, queries, allowed, bias, **options):
+    if allowed is not None:
+      state = state.replace(valid=state.valid & allowed)
+    return search(state, queries, bias=bias, **options)
+
+  return types.SimpleNamespace(
+    put=jax.jit(put, donate_argnums=0),
+    search=jax.jit(search_allowed, static_argnames=("k", "metric", "method", "mesh", "axis")),
+  )

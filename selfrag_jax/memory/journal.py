@@ -1,0 +1,225 @@
+"""A folder that outlives its process: a snapshot whose manifest is written last, and a log of every change after it.
+
+  manifest.json     format, generation G, settings, and the digest of each file of the snapshot
+  arrays-G.npz      arrays of the snapshot
+  records-G.jsonl   one JSON object a line
+  log-G.bin         the changes since, appended
+
+A change is in the log before it is made, so what was acknowledged survives `kill -9` (with `fsync` a power cut too). A
+frame that was being written when the process died is dropped; any other damage is an error that names the file.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from selfrag_jax import files
+from selfrag_jax.memory.table import Change
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+# Of a frame: length of its header (JSON), length of its arrays, CRC-32 of both, CRC-32 of the sixteen bytes before. A
+# frame cut short still begins with whole lengths, so lengths that do not verify are damage and never a torn end.
+_FRAME = struct.Struct("<IQI")
+_LENGTHS_CHECK = struct.Struct("<I")
+
+
+class StoreError(RuntimeError):
+  """A folder cannot be used as a store; the message names the file and the way out."""
+
+
+class Snapshot(NamedTuple):
+  """The state of a store at one moment."""
+
+  settings: dict[str, Any]
+  records: list[dict[str, Any]]
+  arrays: dict[str, np.ndarray]
+
+
+class Journal:
+  """The folder of one store, held by its only writer or opened by a reader beside it."""
+
+  def __init__(self, folder: epath.PathLike, *, read_only: bool = False, fsync: bool = False):
+    """Open the folder; a writer creates it and holds its lock until `close`.
+
+    Raises FolderInUseError when another process writes to it, ValueError for a writer in object storage.
+    """
+    self.folder = epath.Path(folder)
+    self._read_only, self._fsync = read_only, fsync
+    self._log: io.FileIO | None = None
+    self._cleanup = contextlib.ExitStack()
+    if read_only:
+      return
+    if not files.is_local(folder):
+      raise ValueError(f"{folder} is object storage, where nothing can be appended; keep the store on a local disk")
+    self.folder.mkdir(parents=True, exist_ok=True)
+    self._cleanup.enter_context(
+      files.lock_folder(self.folder, "close that store, or open this one with read_only=True")
+    )
+
+  def exists(self) -> bool:
+    """Tell whether the folder holds a store."""
+    return (self.folder / MANIFEST).exists()
+
+  def read(self) -> tuple[Snapshot, list[Change]]:
+    """Return the snapshot and the changes after it; a writer appends where they end.
+
+    Raises StoreError for what is damaged, missing, or of a newer version.
+    """
+    manifest = self._manifest()
+    generation = manifest["generation"]
+    try:
+      snapshot = self._snapshot(manifest)
+      log = self._path("log", generation)
+      changes, end = _parse(log.read_bytes(), str(log))
+    except FileNotFoundError as error:
+      if self._read_only and self._manifest() != manifest:
+        return self.read()  # the writer has published a snapshot since, and removed the files of the one before
+      raise StoreError(f"{error.filename} is missing; restore the folder from a copy") from None
+    if not self._read_only:
+      self._begin(generation).truncate(end)
+    return snapshot, changes
+
+  def append(self, change: Change) -> None:
+    """Log a change. If that fails (a full disk), the log is as it was and OSError is raised."""
+    if self._log is None:
+      raise StoreError(f"{self.folder} is closed or open for reading only; nothing was changed")
+    start = self._log.seek(0, os.SEEK_END)
+    try:
+      rest = memoryview(_frame(change))
+      while rest:  # a nearly full disk takes a part and refuses the rest
+        rest = rest[self._log.write(rest) :]
+      if self._fsync:
+        os.fsync(self._log.fileno())
+    except BaseException:
+      self._log.truncate(start)
+      raise
+
+  def publish(self, snapshot: Snapshot) -> None:
+    """Write a snapshot and begin an empty log. Killed at any moment, the folder holds the old store or the new one."""
+    generation = self._manifest()["generation"] + 1 if self.exists() else 1
+    contents = {
+      f"arrays-{generation}.npz": _npz(snapshot.arrays),
+      f"records-{generation}.jsonl": b"".join(_line(record) for record in snapshot.records),
+      f"log-{generation}.bin": b"",
+    }
+    for name, data in contents.items():
+      files.write_bytes_atomic(self.folder / name, data)
+    names = [name for name in contents if not name.startswith("log")]
+    manifest = {
+      "format": FORMAT,
+      "generation": generation,
+      "settings": snapshot.settings,
+      "files": {name: files.digest(self.folder / name) for name in names},
+    }
+    files.write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
+    self._begin(generation)
+
+  def close(self) -> None:
+    """Close the log and give the lock back."""
+    if self._log is not None:
+      self._log.close()
+      self._log = None
+    self._cleanup.close()
+
+  def _path(self, kind: str, generation: int) -> epath.Path:
+    suffix = {"arrays": "npz", "records": "jsonl", "log": "bin"}[kind]
+    return self.folder / f"{kind}-{generation}.{suffix}"
+
+  def _begin(self, generation: int) -> io.FileIO:
+    """Append to this generation's log from now on, and remove the files of every other generation."""
+    if self._log is not None:
+      self._log.close()
+    # unbuffered: what `append` returned from is with the operating system
+    self._log = io.FileIO(self._path("log", generation), "r+")
+    current = {self._path(kind, generation).name for kind in ("arrays", "records", "log")}
+    for pattern in ("arrays-*.npz", "records-*.jsonl", "log-*.bin", ".*.tmp"):
+      for path in self.folder.glob(pattern):
+        if path.name not in current:
+          path.unlink()
+    return self._log
+
+  def _manifest(self) -> dict[str, Any]:
+    path = self.folder / MANIFEST
+    try:
+      manifest = json.loads(path.read_bytes())
+      check, version = manifest.pop("check"), manifest["format"]
+    except FileNotFoundError:
+      raise StoreError(f"{path} is missing: the folder holds no store") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+      check, version = None, 0
+    if check is None or check != _check(manifest):
+      raise StoreError(f"{path} is damaged; restore the folder from a copy")
+    if version > FORMAT:
+      raise StoreError(f"{path} has format {version}, this version reads up to {FORMAT}; update selfrag_jax")
+    return manifest
+
+  def _snapshot(self, manifest: dict[str, Any]) -> Snapshot:
+    generation = manifest["generation"]
+    arrays_file, records_file = self._path("arrays", generation), self._path("records", generation)
+    for path in (arrays_file, records_file):
+      if files.digest(path) != manifest["files"].get(path.name):
+        raise StoreError(f"{path} is damaged, it differs from {MANIFEST}; restore the folder from a copy")
+    with arrays_file.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+      arrays = {name: loaded[name] for name in loaded.files}
+    records = [json.loads(line) for line in records_file.read_text(encoding="utf-8").splitlines()]
+    return Snapshot(manifest["settings"], records, arrays)
+
+
+def _check(manifest: Mapping[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+  return (json.dumps(record, allow_nan=False) + "\n").encode()
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+  buffer = io.BytesIO()
+  np.savez(buffer, allow_pickle=False, **arrays)
+  return buffer.getvalue()
+
+
+def _frame(change: Change) -> bytes:
+  head, body = _line(change.header), _npz(change.arrays) if change.arrays else b""
+  lengths = _FRAME.pack(len(head), len(body), zlib.crc32(body, zlib.crc32(head)))
+  return lengths + _LENGTHS_CHECK.pack(zlib.crc32(lengths)) + head + body
+
+
+def _parse(log: bytes, name: str) -> tuple[list[Change], int]:
+  """Return the changes of a log and where the last whole frame ends."""
+  changes, start = [], 0
+  prefix = _FRAME.size + _LENGTHS_CHECK.size
+  while len(log) - start >= prefix:
+    lengths = log[start : start + _FRAME.size]
+    head_size, body_size, check = _FRAME.unpack(lengths)
+    head_start = start + prefix
+    end = head_start + head_size + body_size
+    sound = _LENGTHS_CHECK.unpack_from(log, start + _FRAME.size)[0] == zlib.crc32(lengths)
+    if sound and end > len(log):
+      break  # cut short by the end of the process
+    if not sound or zlib.crc32(log[head_start:end]) != check:
+      raise StoreError(
+        f"{name} is damaged at byte {start} after {len(changes)} changes; restore the folder from a copy, or cut the "
+        f"file to {start} bytes and lose what came later"
+      )
+    header = json.loads(log[head_start : head_start + head_size])
+    changes.append(Change(header, _arrays(log[head_start + head_size : end])))
+    start = end
+  return changes, start
+
+
+def _arrays(body: bytes) -> dict[str, np.ndarray]:
+  if not body:
+    return {}
+  with np.load(io.BytesIO(body), allow_pickle=False) as loaded:
+    return {name: loaded[name] for name in loaded.files}

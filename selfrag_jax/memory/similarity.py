@@ -1,0 +1,124 @@
+"""Similarity and top-k in numpy, without JAX: the twin of `topk.search`, and the fast path of small stores."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # importing it imports JAX
+  from selfrag_jax.memory.state import MemoryState
+  from selfrag_jax.typing import ArrayLike
+
+Metric = Literal["cosine", "dot"]
+
+
+class SearchResult(NamedTuple):
+  """The k best slots of each query, best first, lowest slot first among equals; (-inf, -1) where there is nothing."""
+
+  scores: "ArrayLike"  # f32[B, k], similarity: higher is better
+  slots: "ArrayLike"  # int32[B, k]
+
+
+def search_numpy(
+  state: "MemoryState | Mapping[str, Any]",
+  queries: "ArrayLike",
+  k: int,
+  *,
+  group_ids: "ArrayLike | None" = None,
+  bias: "ArrayLike | None" = None,
+  metric: Metric = "cosine",
+) -> SearchResult:
+  """Do what `topk.search` does, in numpy: score every row with `ordered_dot`, sort.
+
+  `state` is a MemoryState or a mapping with `embeddings` [C, D] and, if they are needed, `scales`, `valid` and
+  `group_ids` [C]. Runs no JAX operation.
+  """
+  fields = state if isinstance(state, Mapping) else vars(state)
+  rows, queries = np.asarray(fields["embeddings"]), np.asarray(queries)
+  check(rows, queries, k, group_ids, bias, metric)
+  C, dtype = rows.shape[0], np.promote_types(rows.dtype, np.float32)
+  rows, queries = rows.astype(dtype), queries.astype(dtype)
+  if "scales" in fields:
+    rows *= np.asarray(fields["scales"])[:, None]
+  allowed = np.asarray(fields.get("valid", np.ones(C, bool)))[None, :]
+  if group_ids is not None:
+    allowed = allowed & (np.asarray(fields["group_ids"])[None, :] == np.asarray(group_ids)[:, None])
+
+  scores = np.empty((len(queries), C), dtype)
+  for b, query in enumerate(queries):  # one query at a time: the products of all of them are B times the memory
+    scores[b] = ordered_dot(rows, query[None, :], np)
+  if metric == "cosine":
+    query_norms, norms = (np.sqrt(ordered_dot(x, x, np)) for x in (queries, rows))
+    scores = cosine(scores, query_norms[:, None] * norms[None, :], np)
+  if bias is not None:
+    scores += np.asarray(bias, dtype)[None, :]
+  scores = only(scores, allowed, np)
+  best = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
+  return pad(SearchResult(np.take_along_axis(scores, best, 1), best), k, np)
+
+
+def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int | None]:
+  """Return for each row f32[N, D] the first earlier row whose cosine with it is at least `threshold`, or None.
+
+  Rows that are `exempt` bool[N], and those that repeat another, repeat nothing and are not repeated.
+  """
+  norms = np.linalg.norm(rows, axis=1)
+  similar = cosine(rows @ rows.T, norms[:, None] * norms[None, :], np) >= threshold
+  firsts: list[int | None] = []
+  is_first = ~exempt
+  for i in range(len(rows)):
+    earlier = np.flatnonzero(similar[i, :i] & is_first[:i])
+    firsts.append(int(earlier[0]) if len(earlier) and not exempt[i] else None)
+    is_first[i] &= firsts[i] is None
+  return firsts
+
+
+def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
+  """Return the dot product over the last axis as a fixed tree of additions, with `xp` jax.numpy or numpy.
+
+  A matrix product sums in an order that depends on the shape of the operands, so a shard of the memory and the whole of
+  it give different last bits. This one gives the same bits in any batch, on any shard, and in numpy.
+  """
+  products = x * y
+  # A bare product would be contracted with the addition below into a fused multiply-add, which rounds once where
+  # numpy rounds twice; the select stands between them. (It also drops the sign of zero.)
+  products = xp.where(products == 0, 0, products)
+  width = products.shape[-1]
+  padding = (1 << (width - 1).bit_length()) - width
+  total = xp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, padding)])
+  while total.shape[-1] > 1:
+    half = total.shape[-1] // 2
+    total = total[..., :half] + total[..., half:]
+  return total[..., 0]
+
+
+def cosine(dots, norms, xp: ModuleType):
+  """Divide by the product of the norms; a zero vector is similar to nothing."""
+  return xp.where(norms == 0, 0, dots / xp.where(norms == 0, 1, norms))
+
+
+def only(scores, allowed, xp: ModuleType):
+  """Turn what is not allowed and what is not a number (top-k would rank it first) into -inf, and -0.0 into 0.0."""
+  return xp.where(allowed & ~xp.isnan(scores), xp.where(scores == 0, 0, scores), -xp.inf)
+
+
+def pad(result: SearchResult, k: int, xp: ModuleType) -> SearchResult:
+  """Widen [B, n] to [B, k] and put slot -1 wherever the score is -inf."""
+  widen = [(0, 0), (0, k - result.slots.shape[1])]
+  scores = xp.pad(result.scores, widen, constant_values=-xp.inf)
+  return SearchResult(scores, xp.where(scores > -xp.inf, xp.pad(result.slots, widen), -1))
+
+
+def check(rows, queries, k, group_ids, bias, metric) -> None:
+  """Raise ValueError for arguments of a search that do not fit; it names the fix."""
+  if queries.ndim != 2 or queries.shape[1] != rows.shape[1]:
+    raise ValueError(f"queries {queries.shape} must be [B, {rows.shape[1]}]: embed them with the memory's encoder")
+  if k < 1:
+    raise ValueError(f"k = {k} must be at least 1")
+  if group_ids is not None and np.shape(group_ids) != queries.shape[:1]:
+    raise ValueError(f"group_ids has shape {np.shape(group_ids)}, expected {queries.shape[:1]}: give one per query")
+  if bias is not None and np.shape(bias) != rows.shape[:1]:
+    raise ValueError(f"bias has shape {np.shape(bias)}, expected {rows.shape[:1]}: give one per slot of the memory")
+  if metric not in ("cosine", "dot"):
+    raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot' (project the queries first for a learned one)")

@@ -1,0 +1,407 @@
+"""`MemoryStore`: chunks of text with their embeddings, found again by similarity, kept in a folder if one is given."""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from selfrag_jax.memory.backends import DeviceBackend, make_backend
+from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
+from selfrag_jax.memory.records import Chunk, Recency, Where, make_records, token_rows
+from selfrag_jax.memory.similarity import Metric, SearchResult, repeats
+from selfrag_jax.memory.table import Change, Table
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from selfrag_jax.memory.state import MemoryState
+
+
+class MemoryStore:
+  """The convenient face of the memory: text and metadata beside the embeddings, a log, deletions, filters.
+
+  Embeddings are float32 on the host; `backend` says how they are searched: `exact` or `approx` on the devices (as
+  `dtype`, sharded over `mesh`), `scann` or `numpy` on the host. When the store is full, the oldest chunk goes.
+  One process writes to a folder at a time; others may open it with `read_only`. Its methods may be called from threads.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    max_chunks: int = 10_000,
+    *,
+    chunk_size: int = 64,
+    path: str | None = None,
+    backend: str = "exact",
+    metric: Metric = "cosine",
+    dtype: str = "float32",
+    mesh: "Mesh | None" = None,
+    encoder: Callable[[Sequence[str]], Any] | None = None,
+    min_score: float | None = None,
+    dedupe_threshold: float | None = None,
+    fsync: bool = False,
+  ):
+    """Make an empty store, in memory or in the folder `path`, which must not hold one yet.
+
+    Args:
+      d_model: width of the embeddings.
+      max_chunks: how many chunks fit.
+      chunk_size: how many token ids a chunk may have.
+      path: local folder; None keeps the store in memory until `save(path)`.
+      backend: exact, approx, scann or numpy.
+      metric: cosine or dot.
+      dtype: storage on the devices: float32, bfloat16 or int8.
+      mesh: devices to shard over, along its `data` axis.
+      encoder: maps texts to [N, d_model], so that `add` and `search` take text alone.
+      min_score: what a search returns at least, unless it says otherwise.
+      dedupe_threshold: cosine from which a new chunk is a duplicate: its count goes up and nothing is added.
+      fsync: survive power cuts and not only `kill -9`; slower.
+
+    Raises ValueError for settings that do not fit, StoreError if the folder already holds a store.
+    """
+    if min(d_model, max_chunks) < 1 or chunk_size < 0:
+      raise ValueError(f"d_model = {d_model} and max_chunks = {max_chunks} must be at least 1, chunk_size at least 0")
+    if metric not in ("cosine", "dot"):
+      raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot'")
+    self._settings = {"d_model": d_model, "max_chunks": max_chunks, "chunk_size": chunk_size, "metric": metric}
+    self._backend = make_backend(backend, dtype, mesh)
+    self._encoder, self._min_score, self._dedupe_threshold = encoder, min_score, dedupe_threshold
+    self._table = Table(max_chunks, d_model, chunk_size)
+    self._lock = threading.RLock()
+    self._journal: Journal | None = None
+    if path is not None:
+      self._journal = Journal(path, fsync=fsync)
+      if self._journal.exists():
+        self._journal.close()
+        raise StoreError(f"{path} already holds a store; open it with MemoryStore.load, or give another folder")
+      self._journal.publish(self._snapshot())
+
+  @classmethod
+  def load(cls, path: str, *, read_only: bool = False, fsync: bool = False, **options: Any) -> "MemoryStore":
+    """Open the store in a folder; further changes are logged there.
+
+    `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score,
+    dedupe_threshold. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
+    Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
+    process writes to it.
+    """
+    journal = Journal(path, read_only=read_only, fsync=fsync)
+    try:
+      snapshot, changes = journal.read()
+      settings = dict(snapshot.settings)
+      added = settings.pop("added")
+      store = cls(**settings, **options)
+      store._table.restore(snapshot.records, snapshot.arrays, added)
+      for change in changes:
+        store._table.apply(change)
+    except BaseException:
+      journal.close()
+      raise
+    store._journal = journal
+    return store
+
+  def add(
+    self,
+    text: str,
+    embedding: Any = None,
+    *,
+    token_ids: Sequence[int] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    id: str | None = None,
+    key: str | None = None,
+  ) -> str:
+    """Add one chunk and return its id; see `add_many`."""
+    return self.add_many(
+      [text],
+      None if embedding is None else np.asarray(embedding)[None],
+      token_ids=None if token_ids is None else [token_ids],
+      metadata=None if metadata is None else [metadata],
+      ids=None if id is None else [id],
+      keys=None if key is None else [key],
+    )[0]
+
+  def add_many(
+    self,
+    texts: Sequence[str],
+    embeddings: Any = None,
+    *,
+    token_ids: Sequence[Sequence[int]] | None = None,
+    metadata: Sequence[Mapping[str, Any]] | None = None,
+    ids: Sequence[str] | None = None,
+    keys: Sequence[str | None] | None = None,
+  ) -> list[str]:
+    """Add chunks, all or none of them, and return their ids.
+
+    embeddings [N, d_model]; without them the store's encoder is asked. `position` (chunks added before), `timestamp`
+    (seconds) and `source` ("") are added to metadata where they are not given. A chunk with a `key` takes the place of
+    the earlier chunk with that key: the newest wins. A near duplicate (`dedupe_threshold`) is counted under the id of
+    the chunk that is there, which is returned; chunks with a key are always new. A full store loses its oldest chunks.
+
+    Raises:
+      ValueError: an empty text, more tokens than chunk_size, an id twice, embeddings of another width or with NaN,
+        metadata that JSON cannot hold. Nothing is added.
+      OSError: the log cannot be written (a full disk). Nothing is added.
+    """
+    if not len(texts):
+      return []
+    with self._lock:
+      records = make_records(texts, metadata, ids, keys, taken=self._table.records, position=self._table.added)
+      tokens, lengths = token_rows(token_ids, len(texts), self._settings["chunk_size"])
+      rows = self._embed(texts) if embeddings is None else self._checked(embeddings, len(texts))
+      superseded = {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
+      newest = {record["key"]: i for i, record in enumerate(records)}
+      same_as = self._duplicates(rows, records, superseded)
+      kept = [
+        i
+        for i, record in enumerate(records)
+        if same_as[i] is None and (record["key"] is None or newest[record["key"]] == i)
+      ]
+      self._commit(
+        remove=sorted(superseded),
+        add=[records[i] for i in kept],
+        count=collections.Counter(i for i in same_as if i is not None),
+        added=self._table.added + len(texts),
+        arrays={"embeddings": rows[kept], "tokens": tokens[kept], "lengths": lengths[kept]},
+      )
+      return [same or record["id"] for same, record in zip(same_as, records, strict=True)]
+
+  def update(
+    self,
+    id: str,
+    text: str | None = None,
+    embedding: Any = None,
+    *,
+    token_ids: Sequence[int] | np.ndarray | None = None,
+    metadata: Mapping[str, Any] | None = None,
+  ) -> None:
+    """Change what is given of a chunk; it becomes the newest. Metadata is merged.
+
+    A new text needs a new embedding, given or from the encoder. Raises KeyError for an unknown id, else as `add_many`.
+    """
+    with self._lock:
+      old = self.get(id)
+      is_new_text = text is not None and text != old.text
+      text = old.text if text is None else text
+      if embedding is not None:
+        rows = self._checked(np.asarray(embedding)[None], 1)
+      elif is_new_text:
+        rows = self._embed([text])
+      else:
+        rows = self._table.embeddings[[self._table.slots[id]]]
+      kept_tokens = [] if is_new_text else old.token_ids
+      merged = {**old.metadata, "timestamp": time.time(), **(metadata or {})}
+      (record,) = make_records([text], [merged], [id], [old.key], taken=(), position=0)
+      tokens, lengths = token_rows([kept_tokens if token_ids is None else token_ids], 1, self._settings["chunk_size"])
+      arrays = {"embeddings": rows, "tokens": tokens, "lengths": lengths}
+      self._commit(remove=[id], add=[{**record, "count": old.count}], arrays=arrays)
+
+  def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
+    """Delete chunks by id, or those whose metadata fits `where`, and return how many.
+
+    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given.
+    """
+    with self._lock:
+      if ids is not None and where is None:
+        chosen = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+        if missing := [i for i in chosen if i not in self._table.records]:
+          raise KeyError(f"no chunk has the id {missing[0]!r}")
+      elif ids is None and where is not None:
+        chosen = [self._table.ids[slot] for slot in np.flatnonzero(self._table.fitting(where)).tolist()]
+      else:
+        raise ValueError("delete takes ids or where, one of the two; clear() deletes everything")
+      if chosen:
+        self._commit(remove=chosen)
+      return len(chosen)
+
+  def clear(self) -> None:
+    """Delete every chunk."""
+    with self._lock:
+      if self._table.records:
+        self._commit(remove=list(self._table.records))
+
+  def search(
+    self,
+    query: Any,
+    k: int = 5,
+    *,
+    where: Where | None = None,
+    min_score: float | None = None,
+    recency: Recency | None = None,
+  ) -> list[Chunk]:
+    """Find the k chunks most similar to one query, a text or an embedding [d_model]; see `search_batched`."""
+    queries = [query] if isinstance(query, str) else np.asarray(query)[None]
+    return self.search_batched(queries, k, where=where, min_score=min_score, recency=recency)[0]
+
+  def search_batched(
+    self,
+    queries: Any,
+    k: int = 5,
+    *,
+    where: Where | None = None,
+    min_score: float | None = None,
+    recency: Recency | None = None,
+  ) -> list[list[Chunk]]:
+    """Find the k best chunks of each query, best first; fewer where the store has fewer.
+
+    queries [B, d_model], or texts if the store has an encoder. `where` is a mapping that the metadata must equal (a
+    set or list of values: be one of), or a function of the metadata; it is applied inside the search, so k chunks come
+    back if k fit. Raises ValueError for queries of another width or with NaN.
+    """
+    with self._lock:
+      is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
+      vectors = self._embed(queries) if is_text else self._checked(queries, len(queries))
+      found = self._search(vectors, k, where, recency)
+      least = self._min_score if min_score is None else min_score
+      return [
+        [
+          self._table.chunk(self._table.ids[slot], score)
+          for score, slot in zip(scores, slots, strict=True)
+          if slot >= 0 and (least is None or score >= least)
+        ]
+        for scores, slots in zip(found.scores.tolist(), found.slots.tolist(), strict=True)
+      ]
+
+  def get(self, id: str) -> Chunk:
+    """Return a chunk by its id. Raises KeyError."""
+    with self._lock:
+      if id not in self._table.records:
+        raise KeyError(f"no chunk has the id {id!r}")
+      return self._table.chunk(id)
+
+  def state(self) -> "MemoryState":
+    """Return the memory on the devices, for compiled search; the next change to the store may donate its buffers."""
+    if not isinstance(self._backend, DeviceBackend):
+      raise ValueError("this backend keeps nothing on the devices; make the store with backend='exact' or 'approx'")
+    with self._lock:
+      return self._backend.state(self._table)
+
+  def save(self, path: str | None = None) -> None:
+    """Write a snapshot: to the store's own folder, which empties its log, or as a copy to another folder.
+
+    Killed at any moment, the folder holds the old store or the new one. Raises ValueError if there is no folder.
+    """
+    with self._lock:
+      if path is not None:
+        journal = Journal(path)
+        try:
+          journal.publish(self._snapshot())
+        finally:
+          journal.close()
+      elif self._journal is not None:
+        self._journal.publish(self._snapshot())
+      else:
+        raise ValueError("this store has no folder; give save() one")
+
+  def close(self) -> None:
+    """Give the folder back. Nothing is lost without it."""
+    with self._lock:
+      if self._journal is not None:
+        self._journal.close()
+
+  def __enter__(self) -> "MemoryStore":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def __len__(self) -> int:
+    return len(self._table.records)
+
+  def __contains__(self, id: str) -> bool:
+    return id in self._table.records
+
+  @property
+  def size(self) -> int:
+    """How many chunks there are."""
+    return len(self)
+
+  @property
+  def ids(self) -> list[str]:
+    """The ids, oldest first; the other properties have the same order."""
+    return [chunk.id for chunk in self._all()]
+
+  @property
+  def chunks(self) -> list[str]:
+    """The texts."""
+    return [chunk.text for chunk in self._all()]
+
+  @property
+  def token_ids(self) -> list[np.ndarray]:
+    """The token ids of each chunk, int32[X]."""
+    return [chunk.token_ids for chunk in self._all()]
+
+  @property
+  def embeddings(self) -> np.ndarray:
+    """The embeddings f32[N, d_model], a copy."""
+    with self._lock:
+      return self._table.embeddings[list(self._table.slots.values())]
+
+  @property
+  def metadata(self) -> list[Mapping[str, Any]]:
+    """The metadata of each chunk, copies."""
+    return [chunk.metadata for chunk in self._all()]
+
+  def _all(self) -> list[Chunk]:
+    with self._lock:
+      return [self._table.chunk(chunk_id) for chunk_id in self._table.slots]
+
+  def _embed(self, texts: Sequence[str]) -> np.ndarray:
+    if self._encoder is None:
+      raise ValueError("this store has no encoder: give embeddings, or make the store with encoder=")
+    return self._checked(self._encoder(texts), len(texts))
+
+  def _checked(self, vectors: Any, count: int) -> np.ndarray:
+    """Return vectors as f32[count, d_model]. Raises ValueError for another shape, NaN or infinity."""
+    rows, D = np.asarray(vectors, np.float32), self._settings["d_model"]
+    if rows.shape != (count, D):
+      raise ValueError(f"embeddings have shape {rows.shape}, expected {(count, D)}: embed with the store's encoder")
+    if not np.isfinite(rows).all():
+      raise ValueError(f"embedding {int(np.flatnonzero(~np.isfinite(rows).all(1))[0])} has NaN or infinity")
+    return rows
+
+  def _duplicates(self, rows: np.ndarray, records: list[dict[str, Any]], superseded: set[str]) -> list[str | None]:
+    """Return for each new chunk the id of the chunk that it repeats: an old one, or an earlier one of the batch."""
+    if self._dedupe_threshold is None:
+      return [None] * len(rows)
+    allowed = self._table.valid.copy()
+    allowed[[self._table.slots[i] for i in superseded]] = False
+    old = self._backend.search(self._table, rows, 1, allowed=allowed, bias=None, metric="cosine")
+    is_old = np.asarray(old.scores)[:, 0] >= self._dedupe_threshold
+    is_keyed = np.array([record["key"] is not None for record in records])
+    repeated = repeats(rows, self._dedupe_threshold, is_old | is_keyed)
+    same_as: list[str | None] = [None if j is None else records[j]["id"] for j in repeated]
+    for i in np.flatnonzero(is_old & ~is_keyed):
+      same_as[i] = self._table.ids[int(old.slots[i, 0])]
+    return same_as
+
+  def _search(self, queries: np.ndarray, k: int, where: Where | None, recency: Recency | None) -> SearchResult:
+    if k < 1:
+      raise ValueError(f"k = {k} must be at least 1")
+    if not self._table.records or not len(queries):
+      return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
+    allowed = None if where is None else self._table.fitting(where)
+    bias = None if recency is None else self._table.bonus(recency)
+    metric = self._settings["metric"]
+    return self._backend.search(self._table, queries, k, allowed=allowed, bias=bias, metric=metric)
+
+  def _commit(
+    self,
+    *,
+    remove: Sequence[str] = (),
+    add: Sequence[dict[str, Any]] = (),
+    count: Mapping[str, int] | None = None,
+    added: int | None = None,
+    arrays: dict[str, np.ndarray] | None = None,
+  ) -> None:
+    """Log a change and make it. Reopening a folder makes the same changes again."""
+    header = {"remove": list(remove), "add": list(add), "count": dict(count or {})}
+    change = Change({**header, "added": self._table.added if added is None else added}, arrays or {})
+    if self._journal is not None:
+      self._journal.append(change)
+    self._table.apply(change)
+
+  def _snapshot(self) -> Snapshot:
+    return Snapshot({**self._settings, "added": self._table.added}, *self._table.contents())

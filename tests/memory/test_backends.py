@@ -1,0 +1,92 @@
+"""The ScaNN backend while its store changes, and how often the device backend compiles."""
+
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.memory import backends
+from selfrag_jax.memory.backends import ScannBackend
+from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.store import MemoryStore
+
+pytest.importorskip("scann", reason="ScaNN has no wheel for this platform")
+
+
+def clusters(n, seed, D=32):
+  """Rows in clusters, as real embeddings are; ScaNN's partitions are made for that."""
+  rng = np.random.default_rng(seed)
+  centres = np.random.default_rng(99).standard_normal((60, D))
+  return (centres[rng.integers(0, 60, n)] + 0.4 * rng.standard_normal((n, D))).astype(np.float32)
+
+
+def recall(store, queries, k=10, **options):
+  table = store._table
+  valid = {"embeddings": table.embeddings, "valid": table.valid}
+  exact = search_numpy(valid, queries, k, metric=store._settings["metric"]).slots
+  found = store.search_batched(queries, k, **options)
+  hits = [len({table.slots[c.id] for c in row} & set(slots.tolist())) for row, slots in zip(found, exact, strict=True)]
+  return sum(hits) / (k * len(queries))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+def test_scann_follows_the_store(metric, monkeypatch):
+  store = MemoryStore(32, 6000, chunk_size=0, backend="scann", metric=metric)
+  backend = store._backend = ScannBackend(smallest=1000)
+  queries = clusters(40, seed=5)
+  rows = clusters(3000, seed=1)
+  store.add_many(["t"] * 999, rows[:999])
+  backend.update(store._table, metric, wait=True)
+  assert backend._searcher is None  # too small
+  assert recall(store, queries) == 1
+  store.add_many(["t"] * 2001, rows[999:])
+  assert recall(store, queries) == 1  # exact while the index is being built
+  backend.update(store._table, metric, wait=True)
+  built = backend._searcher
+  assert built is not None
+  assert recall(store, queries) >= 0.9
+
+  # what came later is found before there is a new index
+  new = store.add_many(["new"] * 50, 3 * queries.repeat(2, 0)[:50])
+  assert all(row[0].id in new for row in store.search_batched(queries[:25], 1))
+  assert backend._searcher is built
+  # what is gone is not found, and does not starve the rest
+  store.delete(new)
+  for _ in range(3):
+    found = store.search_batched(queries, 10)
+    assert all(len(row) == 10 for row in found)
+    store.delete({chunk.id for row in found for chunk in row})
+  assert recall(store, queries) >= 0.9
+  # a slot that is taken again means its new chunk
+  target = store.ids[0]
+  store.update(target, embedding=100 * queries[0])
+  assert store.search(queries[0], 1)[0].id == target
+  # filters and recency are exact
+  other = store.add("other", -queries[0], metadata={"source": "b"})
+  assert [chunk.id for chunk in store.search(queries[0], 3, where={"source": "b"})] == [other]
+  # much has changed by now, so there will be a new index
+  store.add_many(["t"] * 400, clusters(400, seed=8))
+  store.search(queries[0])
+  backend.update(store._table, metric, wait=True)
+  assert backend._searcher is not built
+  assert recall(store, queries) >= 0.9
+
+  def fail(_):
+    raise MemoryError("no room for the index")
+
+  monkeypatch.setattr(backends, "_build_scann", fail)
+  store.add_many(["t"] * 800, clusters(800, seed=9))
+  backend.update(store._table, metric)
+  with pytest.raises(MemoryError, match="no room"):
+    backend.update(store._table, metric, wait=True)
+
+
+def test_filling_and_searching_compile_once(caplog):
+  store = MemoryStore(16, 700, chunk_size=4)
+  rng = np.random.default_rng(0)
+  with jax.log_compiles(), caplog.at_level("WARNING"):
+    for i in range(15):
+      store.add_many(["t"] * 64, rng.standard_normal((64, 16)))
+      store.search_batched(rng.standard_normal((3 + i % 2, 16)), 5)  # padded to 4
+  compiled = [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
+  assert sum("put" in message for message in compiled) == 1
+  assert sum("search_allowed" in message for message in compiled) == 1

@@ -1,0 +1,319 @@
+"""`MemoryStore` against a list of dictionaries, and what it refuses."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from selfrag_jax.memory.records import Recency
+from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.store import MemoryStore
+
+D = 6
+
+
+def vectors(n, seed=0):
+  return np.random.default_rng(seed).standard_normal((n, D)).astype(np.float32)
+
+
+def filled(n=8, **options):
+  store = MemoryStore(D, **{"max_chunks": 16, "chunk_size": 4, "backend": "numpy", **options})
+  store.add_many(
+    [f"text {i}" for i in range(n)],
+    vectors(n),
+    token_ids=[[i, i + 1] for i in range(n)],
+    metadata=[{"source": "even" if i % 2 == 0 else "odd", "timestamp": 100.0 + i} for i in range(n)],
+  )
+  return store
+
+
+def test_what_is_added_comes_back():
+  store = filled()
+  assert store.size == len(store) == 8
+  assert store.ids == [str(i) for i in range(8)]
+  assert store.chunks[3] == "text 3"
+  assert store.metadata[3] == {"position": 3, "timestamp": 103.0, "source": "odd"}
+  np.testing.assert_array_equal(store.token_ids[3], [3, 4])
+  np.testing.assert_array_equal(store.embeddings, vectors(8))
+  best, second = store.search(vectors(8)[5], 2)
+  assert (best.id, best.text, best.count) == ("5", "text 5", 1)
+  assert best.score == pytest.approx(1, abs=1e-6)
+  assert second.score < best.score
+  assert "5" in store
+  assert "9" not in store
+
+
+def test_returned_chunks_do_not_share_the_stores_memory():
+  store = filled()
+  store.get("1").metadata["source"] = "changed"
+  store.get("1").token_ids[:] = 0
+  store.embeddings[:] = 0
+  assert store.get("1").metadata["source"] == "odd"
+  assert store.get("1").token_ids.tolist() == [1, 2]
+  assert store.search(vectors(8)[1], 1)[0].id == "1"
+
+
+def test_full_store_loses_its_oldest_chunks_and_reuses_freed_slots_first():
+  store = filled(16)
+  store.delete(["3", "12"])
+  store.add_many(["a", "b", "c"], vectors(3, seed=1))
+  assert store.size == 16
+  assert "0" not in store  # two slots were free, the third came from the oldest
+  assert "1" in store
+  store.add_many([f"many {i}" for i in range(40)], vectors(40, seed=2))
+  assert store.chunks == [f"many {i}" for i in range(24, 40)]
+
+
+def test_deleting_by_id_and_by_metadata():
+  store = filled()
+  assert store.delete("0") == 1
+  assert store.delete(where={"source": "odd"}) == 4
+  assert store.delete(where=lambda metadata: metadata["timestamp"] > 105) == 1
+  assert store.ids == ["2", "4"]
+  assert store.delete(where={"nothing": 1}) == 0
+  with pytest.raises(KeyError, match="'7'"):
+    store.delete(["2", "7"])
+  assert store.size == 2
+  with pytest.raises(ValueError, match="ids or where"):
+    store.delete()
+  store.clear()
+  assert store.size == 0
+  assert store.search(vectors(1)[0]) == []
+  store.add("again", vectors(1)[0])
+  assert store.ids == ["8"]  # no id is given twice
+
+
+def test_updates_replace_in_place_and_become_the_newest():
+  store = filled()
+  store.update("2", metadata={"note": "n"})
+  chunk = store.get("2")
+  assert chunk.text == "text 2"
+  assert chunk.metadata["note"] == "n"
+  assert chunk.metadata["timestamp"] > 1e9
+  assert chunk.token_ids.tolist() == [2, 3]
+  assert store.ids[-1] == "2"
+  np.testing.assert_array_equal(store.embeddings[-1], vectors(8)[2])
+  store.update("2", "new text", vectors(1, seed=5)[0], token_ids=[9])
+  assert store.search(vectors(1, seed=5)[0], 1)[0].text == "new text"
+  assert store.get("2").token_ids.tolist() == [9]
+  with pytest.raises(ValueError, match="no encoder: give embeddings"):
+    store.update("2", "another")
+  with pytest.raises(KeyError, match="'99'"):
+    store.update("99", "text")
+
+
+def test_the_newest_of_a_key_wins():
+  store = filled(2)
+  store.add("the port of Avalor is Bergen", vectors(1, seed=3)[0], key="port of Avalor")
+  ids = store.add_many(
+    ["it is Cadiz", "no key", "it is Dover"], vectors(3, seed=4), keys=["port of Avalor", None, "port of Avalor"]
+  )
+  assert store.chunks == ["text 0", "text 1", "no key", "it is Dover"]
+  store.delete(ids[2])
+  store.add("it is Emden", vectors(1, seed=3)[0], key="port of Avalor")
+  assert store.chunks[-1] == "it is Emden"
+
+
+def test_near_duplicates_are_counted_and_not_added():
+  store = filled(4, dedupe_threshold=0.999)
+  rows = vectors(3, seed=7)
+  near = np.stack([rows[0], rows[0] * 2, vectors(4)[1], rows[1]])
+  ids = store.add_many(["new", "same as new", "same as text 1", "other"], near)
+  assert ids == ["4", "4", "1", "7"]
+  assert store.chunks[-2:] == ["new", "other"]
+  store.add("again", rows[0])
+  assert (store.get("4").count, store.get("1").count, store.get("7").count) == (3, 2, 1)
+  store.add("with a key", rows[0], key="k")  # a key says that it is another fact
+  assert store.size == 7
+
+
+def test_min_score_of_the_store_and_of_a_search():
+  store = filled(min_score=0.5)
+  query = vectors(8)[0]
+  scores = [chunk.score for chunk in store.search(query, 8, min_score=-1)]
+  assert len(scores) == 8
+  assert len(store.search(query, 8)) == sum(score >= 0.5 for score in scores)
+  assert store.search(query, 8, min_score=1.5) == []
+
+
+@pytest.mark.parametrize("backend", ["numpy", "exact"])
+def test_a_filter_never_starves_the_result(backend):
+  store = MemoryStore(D, 512, chunk_size=0, backend=backend)
+  query = vectors(1)[0]
+  near = query + 0.01 * vectors(500, seed=1)
+  far = vectors(3, seed=2)
+  store.add_many(
+    ["near"] * 500 + ["far"] * 3, np.concatenate([near, far]), metadata=[{"source": "a"}] * 500 + [{"source": "b"}] * 3
+  )
+  assert [chunk.text for chunk in store.search(query, 3, where={"source": "b"})] == ["far"] * 3
+  assert len(store.search(query, 5, where={"source": ["b", "c"]})) == 3
+  assert store.search(query, 5, where={"source": "none"}) == []
+
+
+@pytest.mark.parametrize("backend", ["numpy", "exact"])
+def test_recency_prefers_the_newer_of_two_equals(backend):
+  store = MemoryStore(D, backend=backend, max_chunks=16)
+  row = vectors(1)[0]
+  store.add_many(
+    ["old", "new", "newest"], np.stack([row, row, -row]), metadata=[{"timestamp": t} for t in (0, 60, 120)]
+  )
+  assert [c.text for c in store.search(row, 3)] == ["old", "new", "newest"]
+  found = store.search(row, 3, recency=Recency(weight=0.4, half_life=60))
+  assert [c.text for c in found] == ["new", "old", "newest"]
+  np.testing.assert_allclose([c.score for c in found], [1.2, 1.1, -0.6], atol=1e-6)
+  found = store.search(row, 1, recency=Recency(weight=10, half_life=1, field="position"))
+  assert found[0].text == "newest"
+  store.add("no number", row, metadata={"day": "monday"})
+  with pytest.raises(ValueError, match="a number 'day'"):
+    store.search(row, 1, recency=Recency(1, 1, "day"))
+  with pytest.raises(ValueError, match="half_life = 0"):
+    Recency(1, 0)
+
+
+def test_an_encoder_makes_texts_enough():
+  encoder = lambda texts: np.stack([np.eye(26)[[ord(c) - 97 for c in text]].sum(0) for text in texts])
+  store = MemoryStore(26, encoder=encoder, backend="numpy")
+  store.add_many(["abc", "xyz"])
+  store.add("kkk")
+  assert store.search("xyy", 1)[0].text == "xyz"
+  assert [found[0].text for found in store.search_batched(["cab", "k"], 1)] == ["abc", "kkk"]
+  store.update("0", "qqq")
+  assert store.search("q", 1)[0].id == "0"
+  with pytest.raises(ValueError, match="no encoder"):
+    filled().search("text")
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"embeddings": np.ones((1, D + 1))}, r"shape \(1, 7\), expected \(1, 6\)"),
+    ({"embeddings": np.ones((2, D))}, r"shape \(2, 6\), expected \(1, 6\)"),
+    ({"embeddings": np.full((1, D), np.nan)}, "embedding 0 has NaN"),
+    ({"texts": [""]}, "chunk 0 has no text"),
+    ({"texts": [" \n\t"]}, "chunk 0 has no text"),
+    ({"token_ids": [[1] * 5]}, "chunk 0 has 5 tokens, chunk_size is 4"),
+    ({"ids": ["2"]}, "the id '2' of chunk 0 is taken"),
+    ({"texts": ["a", "b"], "embeddings": np.ones((2, D)), "ids": ["x", "x"]}, "the id 'x' of chunk 1 is taken"),
+    ({"ids": [""]}, "ids are texts"),
+    ({"ids": ["a", "b"]}, "2 ids for 1 texts"),
+    ({"metadata": [{"f": object()}]}, "metadata of chunk 0 cannot be written as JSON"),
+    ({"metadata": [{"f": float("nan")}]}, "metadata of chunk 0 cannot be written as JSON"),
+    ({"metadata": [{3: "x"}]}, "names that are not texts"),
+  ],
+)
+def test_bad_chunks_are_refused_and_nothing_is_added(tmp_path, arguments, message):
+  store = filled(path=str(tmp_path / "store"))
+  log = tmp_path / "store" / "log-1.bin"
+  before = log.read_bytes()
+  with pytest.raises(ValueError, match=message):
+    store.add_many(**{"texts": ["text"], "embeddings": np.ones((1, D)), **arguments})
+  assert store.size == 8
+  assert log.read_bytes() == before
+
+
+def test_bad_queries_and_settings_are_refused():
+  store = filled()
+  with pytest.raises(ValueError, match=r"shape \(1, 3\), expected \(1, 6\)"):
+    store.search(np.ones(3))
+  with pytest.raises(ValueError, match="embedding 0 has NaN"):
+    store.search(np.full(D, np.nan))
+  with pytest.raises(ValueError, match="k = 0"):
+    store.search(np.ones(D), 0)
+  with pytest.raises(ValueError, match="unknown backend 'faiss'; use exact, approx, scann or numpy"):
+    MemoryStore(D, backend="faiss")
+  with pytest.raises(ValueError, match="unknown metric 'l2'"):
+    MemoryStore(D, metric="l2")
+  with pytest.raises(ValueError, match="max_chunks = 0"):
+    MemoryStore(D, 0)
+  with pytest.raises(ValueError, match="belong to 'exact' and 'approx'"):
+    MemoryStore(D, backend="numpy", dtype="int8")
+  with pytest.raises(ValueError, match="nothing on the devices"):
+    store.state()
+  with pytest.raises(ValueError, match="no folder"):
+    store.save()
+
+
+def test_an_empty_memory_finds_nothing():
+  for backend in ("numpy", "exact", "scann"):
+    assert MemoryStore(D, backend=backend).search_batched(np.ones((3, D)), 4) == [[], [], []]
+  assert filled().search_batched(np.zeros((0, D))) == []
+
+
+operation = st.one_of(
+  st.tuples(st.just("add"), st.integers(1, 9)),
+  st.tuples(st.just("delete"), st.integers(0, 30)),
+  st.tuples(st.just("update"), st.integers(0, 30)),
+  st.tuples(st.just("clear"), st.just(0)),
+)
+MESH = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+BACKENDS = {
+  "numpy": {"backend": "numpy"},
+  "exact": {"backend": "exact"},
+  "sharded": {"backend": "exact", "mesh": MESH},
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(operation, min_size=1, max_size=12), st.integers(0, 2**31), st.sampled_from(["cosine", "dot"]))
+def test_every_backend_answers_as_numpy_whatever_happened_before(operations, seed, metric):
+  """64 queries an example, 40 examples, 2 searches: 5120 cases a backend, wraps, deletions and ties among them."""
+  rng = np.random.default_rng(seed)
+  stores = {name: MemoryStore(D, 12, chunk_size=1, metric=metric, **options) for name, options in BACKENDS.items()}
+  expected: dict[str, np.ndarray] = {}  # oldest first
+  pool = rng.standard_normal((5, D)).astype(np.float32)  # few different rows, so there are ties
+  pool[0] = 0
+  for kind, number in operations:
+    rows = pool[rng.integers(0, 5, max(number, 1))]
+    alive = list(expected)
+    victim = alive[number % len(alive)] if alive else None
+    for store in stores.values():
+      if kind == "add":
+        ids = store.add_many(["t"] * number, rows, metadata=[{"timestamp": 0}] * number)
+      elif kind == "clear":
+        store.clear()
+      elif victim is not None and kind == "delete":
+        store.delete(victim)
+      elif victim is not None:
+        store.update(victim, embedding=rows[0])
+    if kind == "add":
+      expected.update(zip(ids, rows, strict=True))
+      expected = dict(list(expected.items())[-12:])
+    elif kind == "clear":
+      expected = {}
+    elif victim is not None:
+      del expected[victim]
+      if kind == "update":
+        expected[victim] = rows[0]
+
+  assert stores["numpy"].ids == list(expected)
+  queries = np.concatenate([rng.standard_normal((60, D)).astype(np.float32), pool[:4]])
+  for where in (None, lambda metadata: metadata["position"] % 2 == 0):
+    table = stores["numpy"]._table
+    keep = [i for i, m in zip(stores["numpy"].ids, stores["numpy"].metadata, strict=True) if where is None or where(m)]
+    slots = np.array([table.slots[i] for i in keep], int)
+    valid = np.zeros(12, bool)
+    valid[slots] = True
+    oracle = search_numpy({"embeddings": table.embeddings, "valid": valid}, queries, 3, metric=metric)
+    for name, store in stores.items():
+      found = store.search_batched(queries, 3, where=where)
+      for row, scores, slots in zip(found, oracle.scores, oracle.slots, strict=True):
+        assert [c.id for c in row] == [table.ids[s] for s in slots.tolist() if s >= 0], name
+        assert [c.score for c in row] == [s for s in scores.tolist() if s > -np.inf], name
+
+
+def test_small_stores_need_no_jax():
+  program = """
+import sys
+import numpy as np
+from selfrag_jax.memory.store import MemoryStore
+store = MemoryStore(4, backend="numpy")
+store.add("a", np.ones(4))
+assert store.search(np.ones(4), 1)[0].text == "a"
+assert "jax" not in sys.modules and "tensorflow" not in sys.modules, [m for m in sys.modules if "jax" in m]
+"""
+  subprocess.run([sys.executable, "-c", program], check=True)

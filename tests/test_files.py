@@ -1,0 +1,43 @@
+"""Files are whole or as they were."""
+
+import os
+
+import pytest
+
+from selfrag_jax import files
+
+
+def test_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+  path = tmp_path / "data.json"
+  files.write_json(path, {"step": 1})
+
+  def full_disk(_):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(os, "fsync", full_disk)
+  with pytest.raises(OSError, match="No space left"):
+    files.write_json(path, {"step": 2})
+  assert path.read_text() == '{\n  "step": 1\n}\n'
+
+
+def test_bytes_are_on_disk_before_the_name(tmp_path, monkeypatch):
+  calls = []
+  real_fsync, real_replace = os.fsync, os.replace
+  monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), real_fsync(fd)))
+  monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("rename"), real_replace(a, b)))
+  files.write_bytes_atomic(tmp_path / "file", b"\0\xff")
+  assert calls == ["fsync", "rename", "fsync"]
+  assert [p.name for p in tmp_path.iterdir()] == ["file"]
+  assert (tmp_path / "file").read_bytes() == b"\0\xff"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_is_strict(tmp_path, value):
+  with pytest.raises(ValueError, match="JSON"):
+    files.write_json(tmp_path / "x.json", {"loss": value})
+
+
+def test_object_storage_is_not_local():
+  assert files.is_local("/runs/mine")
+  assert files.is_local("run")
+  assert not files.is_local("gs://bucket/run")
