@@ -10,6 +10,7 @@ import numpy as np
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.train import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,9 +19,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_python_of_the_readme_runs(monkeypatch, tmp_path, capsys):
   monkeypatch.chdir(tmp_path)
-  config = ModelConfig(64, d_model=32, n_layers=2, n_heads=2, block_pattern="MT", ssm_state=8, ssm_head_dim=16)
+  tokenizer = ByteTokenizer()
+  sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2, "ssm_state": 8, "ssm_head_dim": 16}
+  config = ModelConfig(tokenizer.vocab_size, block_pattern="MT", **sizes)
   params = nn.unbox(init_params(config, jax.random.key(0)))
-  monkeypatch.setattr(load, "load_model", lambda source, phase: load.LoadedModel(config, params, {}, None))
+  monkeypatch.setattr(load, "load_model", lambda source, phase: load.LoadedModel(config, params, {}, tokenizer))
   rng = np.random.default_rng(0)
   names = {
     "embeddings": rng.normal(size=(20, 384)).astype(np.float32),

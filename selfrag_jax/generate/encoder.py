@@ -7,8 +7,7 @@ from flax import struct
 from selfrag_jax.memory import token_bag
 from selfrag_jax.memory.token_bag import TokenBag
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.layers import accumulation_dtype
-from selfrag_jax.model.lm import LM
+from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 
@@ -22,14 +21,6 @@ class LMEncoder:
   config: ModelConfig = struct.field(pytree_node=False)
 
 
-def pooled_states(config: ModelConfig, params: Params, tokens_BxT: Array, mask_BxT: Array) -> Array:
-  """Return the mean hidden state [B, D] of the tokens where `mask`, in at least float32; zeros for an empty row."""
-  segment_ids = jnp.asarray(mask_BxT, jnp.int32)
-  hidden = jnp.asarray(LM(config).apply(params, jnp.where(mask_BxT, tokens_BxT, 0), segment_ids))
-  weights = segment_ids.astype(accumulation_dtype(hidden.dtype))[:, :, None]
-  return jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-
-
 def init_lm_encoder(
   config: ModelConfig, params: Params, tokens_NxT: Array, mask_NxT: Array, batch: int = 64
 ) -> LMEncoder:
@@ -37,7 +28,7 @@ def init_lm_encoder(
 
   A language model's states share a few huge dimensions; unstandardised, every document looks like every other.
   """
-  pool = jax.jit(lambda params, tokens, mask: pooled_states(config, params, tokens, mask))
+  pool = jax.jit(lambda params, tokens, mask: mean_pool(hidden_states(config, params, tokens, mask), mask))
   slices = [slice(start, start + batch) for start in range(0, len(tokens_NxT), batch)]
   states = jnp.concatenate([pool(params, tokens_NxT[rows], mask_NxT[rows]) for rows in slices])
   return LMEncoder(params, states.mean(axis=0), 1 / jnp.maximum(states.std(axis=0), 1e-6), config)
@@ -48,6 +39,6 @@ def encode(encoder: TokenBag | LMEncoder, token_ids: ArrayLike, mask: ArrayLike)
   if isinstance(encoder, TokenBag):
     return token_bag.embed(encoder, token_ids, mask)
   tokens, real = jnp.asarray(token_ids), jnp.asarray(mask)
-  states = pooled_states(encoder.config, encoder.params, tokens, real)
+  states = mean_pool(hidden_states(encoder.config, encoder.params, tokens, real), real)
   standard = (states - encoder.mean[None]) * encoder.scale[None]
   return jnp.where(real.any(axis=1)[:, None], standard, 0)

@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import functools
+import importlib.util
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from absl import logging
 
-from selfrag_jax.memory.similarity import Metric, SearchResult, cosine, only, ordered_dot, pad
+from selfrag_jax.memory.similarity import OVERSAMPLING, Metric, SearchResult, cosine, only, ordered_dot, pad
 from selfrag_jax.memory.table import Table
 
 if TYPE_CHECKING:
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
 
   from selfrag_jax.memory.state import MemoryState
 
-OVERSAMPLING = 4  # candidates of a first pass for each result
+_SCORES = 1 << 24  # of one matrix product on the host: 64 MiB
 
 
 class Backend(Protocol):
-  """Finds the best table. Results are those of `search_numpy`, or close to them if the backend is approximate."""
+  """Finds the best rows. Results are those of `search_numpy`, or close to them if the backend is approximate."""
 
   def search(
     self,
@@ -61,7 +63,7 @@ class DeviceBackend:
       part = changed[start : start + self._BLOCK]
       slots = np.concatenate([part, C + np.arange(self._BLOCK - len(part), dtype=np.int32)])  # beyond C: ignored
       source = np.where(slots < C, slots, 0)
-      state = _programs().put(
+      state = self._state = _programs().put(  # the old one's buffers are gone
         state,
         slots,
         table.embeddings[source],
@@ -108,26 +110,32 @@ class ScannBackend:
   """
 
   def __init__(self, smallest: int = 20_000):
-    """Build no index for fewer than `smallest` chunks: exact search is about as fast there."""
+    """Build no index for fewer than `smallest` chunks: exact search is about as fast there. Raises ImportError."""
+    if importlib.util.find_spec("scann") is None:
+      raise ImportError("backend 'scann' needs the package scann, which has wheels for Linux only; use 'exact'")
     self._smallest = smallest
     self._searcher: Any = None
     self._slots = np.zeros(0, np.int32)  # row of the index -> slot
     self._metric: Metric | None = None
     self._fresh = np.zeros(0, bool)  # by slot: changed since the index was taken
-    self._fresh_for_next = np.zeros(0, bool)  # the same for the index that is being built
+    self._begun_metric: Metric | None = None
+    self._fresh_for_next = np.zeros(0, bool)  # the same for the index that was begun last
     self._build: concurrent.futures.Future | None = None
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "scann")
 
   def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
-    self.update(table, metric)
     exact = table.valid if allowed is None else table.valid & allowed
+    if allowed is None and bias is None:
+      self.update(table, metric)
     if self._searcher is None or self._metric != metric or allowed is not None or bias is not None:
       return _search_product(table, queries, k, exact, bias, metric)
 
-    found, _ = self._searcher.search_batched(_prepared(queries, metric), min(OVERSAMPLING * k, len(self._slots)))
+    count = min(OVERSAMPLING * k, len(self._slots))
+    options = {"pre_reorder_num_neighbors": max(100, count)}
+    found, distances = self._searcher.search_batched(_prepared(queries, metric), count, **options)
     slots = self._slots[found.astype(np.int64)]
-    gone = self._fresh[slots]
-    if np.any((~gone).sum(1) < min(k, len(table.slots))):  # so many deletions among the best that the index starves
+    gone = self._fresh[slots] | np.isnan(distances)  # where it has found too few, it pads with NaN
+    if np.any((~gone).sum(1) < min(k, len(table.slots))):  # deletions among the best have starved the index
       return _search_product(table, queries, k, exact, bias, metric)
     indexed = _rescore(table, np.where(gone, -1, slots), queries, k, None, metric)
     later = _search_product(table, queries, k, table.valid & self._fresh, None, metric)
@@ -135,31 +143,40 @@ class ScannBackend:
     return _best(scores, slots, k)
 
   def update(self, table: Table, metric: Metric, *, wait: bool = False) -> None:
-    """Note what has changed, take a finished index, and begin to build one where it is due; `wait` until it is done.
+    """Note what has changed, take a finished index, and begin to build one where it is due.
 
-    Raises what building raised.
+    With `wait`, return when it is done, and raise what building raised; without, a failure is logged, and the next
+    attempt comes after as many changes.
     """
     if not len(self._fresh):
-      self._fresh = np.ones(len(table.valid), bool)
-      self._fresh_for_next = self._fresh.copy()
+      self._fresh, self._fresh_for_next = np.ones((2, len(table.valid)), bool)
     changed = np.fromiter(table.changed, np.int64, len(table.changed))
     self._fresh[changed] = self._fresh_for_next[changed] = True
     table.changed.clear()
     if self._build is None:
       self._begin(table, metric)
-    if self._build is not None and (wait or self._build.done()):
-      self._searcher, self._slots, self._metric = self._build.result()
-      self._fresh, self._build = self._fresh_for_next.copy(), None
+    if self._build is None or not (wait or self._build.done()):
+      return
+    build, self._build = self._build, None
+    try:
+      self._searcher, self._slots, self._metric = build.result()
+    except Exception as error:
+      if wait:
+        raise
+      logging.warning("the ScaNN index could not be built, search stays as it was: %r", error)
+    else:
+      self._fresh = self._fresh_for_next.copy()
 
   def _begin(self, table: Table, metric: Metric) -> None:
     size = len(table.slots)
-    due = int((table.valid & self._fresh).sum()) > size // 10 or self._metric != metric
+    due = int((table.valid & self._fresh_for_next).sum()) > size // 10 or self._begun_metric != metric
     if size < self._smallest or not due:
       return
     slots = np.flatnonzero(table.valid).astype(np.int32)
     embeddings = _prepared(table.embeddings[slots], metric)  # a copy: the store goes on changing
     self._fresh_for_next[:] = True
     self._fresh_for_next[slots] = False
+    self._begun_metric = metric
     self._build = self._worker.submit(lambda: (_build_scann(embeddings), slots, metric))
 
 
@@ -195,20 +212,33 @@ def _prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:
   return vectors / np.where(norms == 0, 1, norms)
 
 
-def _search_product(
-  table: Table, queries: np.ndarray, k: int, allowed: np.ndarray, bias, metric: Metric
-) -> SearchResult:
-  """Score all rows by one matrix product, then the best candidates exactly."""
-  scores = _prepared(queries, metric) @ table.embeddings.T
-  if metric == "cosine":
-    scores = cosine(scores, table.norms[None, :], np)
-  if bias is not None:
-    scores += bias[None, :]
-  scores = only(scores, allowed[None, :], np)
-  count = min(OVERSAMPLING * k, scores.shape[1])
-  slots = np.argpartition(-scores, count - 1, axis=1)[:, :count]
-  slots = np.where(np.take_along_axis(scores, slots, 1) > -np.inf, slots, -1)
-  return _rescore(table, slots, queries, k, bias, metric)
+def _search_product(table: Table, queries, k: int, allowed: np.ndarray, bias, metric: Metric) -> SearchResult:
+  """Score the rows that are `allowed` by matrix products, then the best candidates exactly."""
+  slots = np.flatnonzero(allowed)
+  if not len(slots):
+    return pad(SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32)), k, np)
+  is_head = slots[-1] == len(slots) - 1  # all rows up to one: no copy
+  rows = table.embeddings[: len(slots)] if is_head else table.embeddings[slots]
+  count, block = min(OVERSAMPLING * k, len(slots)), max(_SCORES // len(slots), 1)
+  results = []
+  for start in range(0, len(queries), block):
+    part = queries[start : start + block]
+    scores = _prepared(part, metric) @ rows.T
+    if metric == "cosine":
+      scores = cosine(scores, table.norms[slots][None, :], np)
+    if bias is not None:
+      scores += bias[slots][None, :]
+    best = slots[_largest(scores, count)]
+    results.append(_rescore(table, best, part, k, bias, metric))
+  return SearchResult(*(np.concatenate(field) for field in zip(*results, strict=True)))
+
+
+def _largest(scores: np.ndarray, count: int) -> np.ndarray:
+  """Return the columns of the `count` largest scores [B, N] of each row, in order; among equals the first."""
+  least = -np.partition(-scores, count - 1, axis=1)[:, count - 1 : count]
+  above, equal = scores > least, scores == least
+  chosen = above | (equal & (np.cumsum(equal, axis=1) <= count - above.sum(axis=1, keepdims=True)))
+  return np.nonzero(chosen)[1].reshape(len(scores), count)
 
 
 def _rescore(table: Table, slots: np.ndarray, queries: np.ndarray, k: int, bias, metric: Metric) -> SearchResult:

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -27,10 +28,12 @@ from selfrag_jax.memory.table import Change
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-# Of a frame: length of its header (JSON), length of its arrays, CRC-32 of both, CRC-32 of the sixteen bytes before. A
-# frame cut short still begins with whole lengths, so lengths that do not verify are damage and never a torn end.
-_FRAME = struct.Struct("<IQI")
-_LENGTHS_CHECK = struct.Struct("<I")
+FILES = {"arrays": "npz", "records": "jsonl", "log": "bin"}
+_OURS = re.compile(r"\.?(arrays|records|log)-(\d+)\.(npz|jsonl|bin)(\.tmp)?")
+# A frame begins with the length of its header (JSON), that of its arrays, a CRC-32 of both, and a CRC-32 of these
+# sixteen bytes. What is cut short still has whole lengths, so lengths that do not verify are damage, not a torn end.
+_LENGTHS = struct.Struct("<IQI")
+_FRAME = struct.Struct("<IQII")
 
 
 class StoreError(RuntimeError):
@@ -56,15 +59,16 @@ class Journal:
     self.folder = epath.Path(folder)
     self._read_only, self._fsync = read_only, fsync
     self._log: io.FileIO | None = None
+    self._writable = False
     self._cleanup = contextlib.ExitStack()
     if read_only:
       return
     if not files.is_local(folder):
       raise ValueError(f"{folder} is object storage, where nothing can be appended; keep the store on a local disk")
     self.folder.mkdir(parents=True, exist_ok=True)
-    self._cleanup.enter_context(
-      files.lock_folder(self.folder, "close that store, or open this one with read_only=True")
-    )
+    advice = "close the store there, or open it here with read_only=True"
+    self._cleanup.enter_context(files.lock_folder(self.folder, advice))
+    self._writable = True
 
   def exists(self) -> bool:
     """Tell whether the folder holds a store."""
@@ -79,7 +83,7 @@ class Journal:
     generation = manifest["generation"]
     try:
       snapshot = self._snapshot(manifest)
-      log = self._path("log", generation)
+      log = self.folder / _name("log", generation)
       changes, end = _parse(log.read_bytes(), str(log))
     except FileNotFoundError as error:
       if self._read_only and self._manifest() != manifest:
@@ -91,8 +95,8 @@ class Journal:
 
   def append(self, change: Change) -> None:
     """Log a change. If that fails (a full disk), the log is as it was and OSError is raised."""
-    if self._log is None:
-      raise StoreError(f"{self.folder} is closed or open for reading only; nothing was changed")
+    self._check_writable()
+    assert self._log is not None
     start = self._log.seek(0, os.SEEK_END)
     try:
       rest = memoryview(_frame(change))
@@ -106,46 +110,62 @@ class Journal:
 
   def publish(self, snapshot: Snapshot) -> None:
     """Write a snapshot and begin an empty log. Killed at any moment, the folder holds the old store or the new one."""
+    self._check_writable()
+    if not self.exists():
+      self._check_unclaimed()
     generation = self._manifest()["generation"] + 1 if self.exists() else 1
     contents = {
-      f"arrays-{generation}.npz": _npz(snapshot.arrays),
-      f"records-{generation}.jsonl": b"".join(_line(record) for record in snapshot.records),
-      f"log-{generation}.bin": b"",
+      "arrays": _npz(snapshot.arrays),
+      "records": b"".join(_line(record) for record in snapshot.records),
+      "log": b"",
     }
-    for name, data in contents.items():
-      files.write_bytes_atomic(self.folder / name, data)
-    names = [name for name in contents if not name.startswith("log")]
+    paths = {kind: self.folder / _name(kind, generation) for kind in contents}
+    for kind, data in contents.items():
+      files.write_bytes_atomic(paths[kind], data)
     manifest = {
       "format": FORMAT,
       "generation": generation,
       "settings": snapshot.settings,
-      "files": {name: files.digest(self.folder / name) for name in names},
+      "files": {paths[kind].name: files.digest(paths[kind]) for kind in ("arrays", "records")},
     }
-    files.write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
+    try:
+      files.write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
+    except BaseException:
+      # it may have failed after its rename: then what is logged from now on belongs to the new generation
+      if self.exists() and self._manifest()["generation"] == generation:
+        self._begin(generation)
+      raise
     self._begin(generation)
 
   def close(self) -> None:
     """Close the log and give the lock back."""
+    self._writable = False
     if self._log is not None:
       self._log.close()
       self._log = None
     self._cleanup.close()
 
-  def _path(self, kind: str, generation: int) -> epath.Path:
-    suffix = {"arrays": "npz", "records": "jsonl", "log": "bin"}[kind]
-    return self.folder / f"{kind}-{generation}.{suffix}"
+  def _check_writable(self) -> None:
+    if not self._writable:
+      raise StoreError(f"{self.folder} is closed or open for reading only; nothing was changed")
+
+  def _check_unclaimed(self) -> None:
+    """Refuse to begin a store over the remains of one; those of a first snapshot that was cut short hold nothing."""
+    for path in self.folder.iterdir():
+      match = _OURS.fullmatch(path.name)
+      if match and (match[2] != "1" or (match[1] == "log" and path.stat().length)):
+        raise StoreError(f"{path} belongs to a store whose {MANIFEST} is missing; restore it, or use another folder")
 
   def _begin(self, generation: int) -> io.FileIO:
     """Append to this generation's log from now on, and remove the files of every other generation."""
     if self._log is not None:
       self._log.close()
     # unbuffered: what `append` returned from is with the operating system
-    self._log = io.FileIO(self._path("log", generation), "r+")
-    current = {self._path(kind, generation).name for kind in ("arrays", "records", "log")}
-    for pattern in ("arrays-*.npz", "records-*.jsonl", "log-*.bin", ".*.tmp"):
-      for path in self.folder.glob(pattern):
-        if path.name not in current:
-          path.unlink()
+    self._log = io.FileIO(self.folder / _name("log", generation), "r+")
+    for path in self.folder.iterdir():
+      match = _OURS.fullmatch(path.name)
+      if match and (match[2] != str(generation) or match[4]):
+        path.unlink()
     return self._log
 
   def _manifest(self) -> dict[str, Any]:
@@ -165,7 +185,7 @@ class Journal:
 
   def _snapshot(self, manifest: dict[str, Any]) -> Snapshot:
     generation = manifest["generation"]
-    arrays_file, records_file = self._path("arrays", generation), self._path("records", generation)
+    arrays_file, records_file = (self.folder / _name(kind, generation) for kind in ("arrays", "records"))
     for path in (arrays_file, records_file):
       if files.digest(path) != manifest["files"].get(path.name):
         raise StoreError(f"{path} is damaged, it differs from {MANIFEST}; restore the folder from a copy")
@@ -173,6 +193,10 @@ class Journal:
       arrays = {name: loaded[name] for name in loaded.files}
     records = [json.loads(line) for line in records_file.read_text(encoding="utf-8").splitlines()]
     return Snapshot(manifest["settings"], records, arrays)
+
+
+def _name(kind: str, generation: int) -> str:
+  return f"{kind}-{generation}.{FILES[kind]}"
 
 
 def _check(manifest: Mapping[str, Any]) -> str:
@@ -191,29 +215,27 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def _frame(change: Change) -> bytes:
   head, body = _line(change.header), _npz(change.arrays) if change.arrays else b""
-  lengths = _FRAME.pack(len(head), len(body), zlib.crc32(body, zlib.crc32(head)))
-  return lengths + _LENGTHS_CHECK.pack(zlib.crc32(lengths)) + head + body
+  lengths = len(head), len(body), zlib.crc32(body, zlib.crc32(head))
+  return _FRAME.pack(*lengths, zlib.crc32(_LENGTHS.pack(*lengths))) + head + body
 
 
 def _parse(log: bytes, name: str) -> tuple[list[Change], int]:
   """Return the changes of a log and where the last whole frame ends."""
   changes, start = [], 0
-  prefix = _FRAME.size + _LENGTHS_CHECK.size
-  while len(log) - start >= prefix:
-    lengths = log[start : start + _FRAME.size]
-    head_size, body_size, check = _FRAME.unpack(lengths)
-    head_start = start + prefix
-    end = head_start + head_size + body_size
-    sound = _LENGTHS_CHECK.unpack_from(log, start + _FRAME.size)[0] == zlib.crc32(lengths)
+  while len(log) - start >= _FRAME.size:
+    head_size, body_size, check, lengths_check = _FRAME.unpack_from(log, start)
+    body_start = start + _FRAME.size + head_size
+    end = body_start + body_size
+    sound = zlib.crc32(log[start : start + _LENGTHS.size]) == lengths_check
     if sound and end > len(log):
       break  # cut short by the end of the process
-    if not sound or zlib.crc32(log[head_start:end]) != check:
+    if not sound or zlib.crc32(log[start + _FRAME.size : end]) != check:
       raise StoreError(
         f"{name} is damaged at byte {start} after {len(changes)} changes; restore the folder from a copy, or cut the "
         f"file to {start} bytes and lose what came later"
       )
-    header = json.loads(log[head_start : head_start + head_size])
-    changes.append(Change(header, _arrays(log[head_start + head_size : end])))
+    header = json.loads(log[start + _FRAME.size : body_start])
+    changes.append(Change(header, _arrays(log[body_start:end])))
     start = end
   return changes, start
 

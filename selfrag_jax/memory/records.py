@@ -44,19 +44,22 @@ class Recency:
     try:
       values = np.array([record[self.field] for record in metadata], np.float64)
     except (KeyError, TypeError, ValueError):
-      raise ValueError(f"recency needs a number {self.field!r} in the metadata of every chunk") from None
+      values = np.array([np.nan])
+    if not np.isfinite(values).all():
+      raise ValueError(f"recency needs a number {self.field!r} in the metadata of every chunk")
     age = values.max(initial=-np.inf) - values
     return (self.weight * 0.5 ** (age / self.half_life)).astype(np.float32)
 
 
 def fits(metadata: Mapping[str, Any], where: Where) -> bool:
-  """Tell whether metadata equals the mapping (or is in its lists and sets), or passes the function."""
+  """Tell whether metadata equals the mapping (or one of its lists and sets), or passes the function."""
   if callable(where):
     return bool(where(metadata))
   missing = object()
   for name, wanted in where.items():
     value = metadata.get(name, missing)
-    if not (value in wanted if isinstance(wanted, (list, tuple, set, frozenset)) else value == wanted):
+    options = wanted if isinstance(wanted, (list, tuple, set, frozenset)) else (wanted,)
+    if not any(value == option for option in options):
       return False
   return True
 
@@ -90,6 +93,8 @@ def make_records(
     given = dict(metadata[i]) if metadata is not None else {}
     full = {"position": position + i, "timestamp": now, "source": "", **given}
     key = keys[i] if keys is not None else None
+    if key is not None and not isinstance(key, str):
+      raise ValueError(f"the key of chunk {i} is {key!r}; keys are texts")
     records.append({"id": chunk_id, "text": text, "key": key, "count": 1, "metadata": _plain(full, i)})
   return records
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # importing it imports JAX
 
 Metric = Literal["cosine", "dot"]
 
+OVERSAMPLING = 4  # candidates of a first pass for each result
+
 
 class SearchResult(NamedTuple):
   """The k best slots of each query, best first, lowest slot first among equals; (-inf, -1) where there is nothing."""
@@ -64,11 +66,11 @@ def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int 
   Rows that are `exempt` bool[N], and those that repeat another, repeat nothing and are not repeated.
   """
   norms = np.linalg.norm(rows, axis=1)
-  similar = cosine(rows @ rows.T, norms[:, None] * norms[None, :], np) >= threshold
   firsts: list[int | None] = []
   is_first = ~exempt
-  for i in range(len(rows)):
-    earlier = np.flatnonzero(similar[i, :i] & is_first[:i])
+  for i, row in enumerate(rows):  # one at a time: the similarities of all would be N times the rows
+    similar = cosine(rows[:i] @ row, norms[:i] * norms[i], np) >= threshold
+    earlier = np.flatnonzero(similar & is_first[:i])
     firsts.append(int(earlier[0]) if len(earlier) and not exempt[i] else None)
     is_first[i] &= firsts[i] is None
   return firsts

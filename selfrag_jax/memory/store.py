@@ -1,6 +1,7 @@
 """`MemoryStore`: chunks of text with their embeddings, found again by similarity, kept in a folder if one is given."""
 
 import collections
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,10 +75,13 @@ class MemoryStore:
     self._journal: Journal | None = None
     if path is not None:
       self._journal = Journal(path, fsync=fsync)
-      if self._journal.exists():
+      try:
+        if self._journal.exists():
+          raise StoreError(f"{path} already holds a store; open it with MemoryStore.load, or give another folder")
+        self._journal.publish(self._snapshot())
+      except BaseException:
         self._journal.close()
-        raise StoreError(f"{path} already holds a store; open it with MemoryStore.load, or give another folder")
-      self._journal.publish(self._snapshot())
+        raise
 
   @classmethod
   def load(cls, path: str, *, read_only: bool = False, fsync: bool = False, **options: Any) -> "MemoryStore":
@@ -284,16 +288,17 @@ class MemoryStore:
     Killed at any moment, the folder holds the old store or the new one. Raises ValueError if there is no folder.
     """
     with self._lock:
-      if path is not None:
-        journal = Journal(path)
-        try:
-          journal.publish(self._snapshot())
-        finally:
-          journal.close()
-      elif self._journal is not None:
-        self._journal.publish(self._snapshot())
-      else:
+      own = self._journal
+      if own is not None and (path is None or os.path.realpath(path) == os.path.realpath(own.folder)):
+        own.publish(self._snapshot())
+        return
+      if path is None:
         raise ValueError("this store has no folder; give save() one")
+      journal = Journal(path)
+      try:
+        journal.publish(self._snapshot())
+      finally:
+        journal.close()
 
   def close(self) -> None:
     """Give the folder back. Nothing is lost without it."""
@@ -314,6 +319,11 @@ class MemoryStore:
     return id in self._table.records
 
   @property
+  def settings(self) -> dict[str, Any]:
+    """What the folder remembers: d_model, max_chunks, chunk_size and metric."""
+    return dict(self._settings)
+
+  @property
   def size(self) -> int:
     """How many chunks there are."""
     return len(self)
@@ -321,12 +331,14 @@ class MemoryStore:
   @property
   def ids(self) -> list[str]:
     """The ids, oldest first; the other properties have the same order."""
-    return [chunk.id for chunk in self._all()]
+    with self._lock:
+      return list(self._table.slots)
 
   @property
   def chunks(self) -> list[str]:
     """The texts."""
-    return [chunk.text for chunk in self._all()]
+    with self._lock:
+      return [self._table.records[i]["text"] for i in self._table.slots]
 
   @property
   def token_ids(self) -> list[np.ndarray]:
@@ -366,8 +378,11 @@ class MemoryStore:
     """Return for each new chunk the id of the chunk that it repeats: an old one, or an earlier one of the batch."""
     if self._dedupe_threshold is None:
       return [None] * len(rows)
-    allowed = self._table.valid.copy()
-    allowed[[self._table.slots[i] for i in superseded]] = False
+    # what goes with this very change is repeated by nobody: superseded chunks, and the oldest if room is needed
+    stay = [slot for i, slot in self._table.slots.items() if i not in superseded]
+    room = self._settings["max_chunks"] - len(rows)
+    allowed = np.zeros_like(self._table.valid)
+    allowed[stay[max(len(stay) - room, 0) :]] = True
     old = self._backend.search(self._table, rows, 1, allowed=allowed, bias=None, metric="cosine")
     is_old = np.asarray(old.scores)[:, 0] >= self._dedupe_threshold
     is_keyed = np.array([record["key"] is not None for record in records])
@@ -399,9 +414,15 @@ class MemoryStore:
     """Log a change and make it. Reopening a folder makes the same changes again."""
     header = {"remove": list(remove), "add": list(add), "count": dict(count or {})}
     change = Change({**header, "added": self._table.added if added is None else added}, arrays or {})
-    if self._journal is not None:
-      self._journal.append(change)
-    self._table.apply(change)
+    if self._journal is None:
+      self._table.apply(change)
+      return
+    self._journal.append(change)
+    try:
+      self._table.apply(change)
+    except BaseException:  # Ctrl-C: the log has all of it, the memory a part; nothing more may be logged on top
+      self._journal.close()
+      raise
 
   def _snapshot(self) -> Snapshot:
     return Snapshot({**self._settings, "added": self._table.added}, *self._table.contents())

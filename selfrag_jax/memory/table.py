@@ -5,6 +5,7 @@ by a running store or read from its log.
 """
 
 import collections
+import copy
 import heapq
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ class Table:
     """Return a chunk that shares no memory with the table."""
     record, slot = self.records[chunk_id], self.slots[chunk_id]
     tokens = self.tokens[slot, : self.lengths[slot]].copy()
-    return Chunk(**{**record, "metadata": dict(record["metadata"])}, token_ids=tokens, score=score)
+    return Chunk(**copy.deepcopy(record), token_ids=tokens, score=score)
 
   def fitting(self, where: Where) -> np.ndarray:
     """Return bool[C]: the slots of the chunks whose metadata fits."""

@@ -14,11 +14,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.memory.similarity import Metric, SearchResult, check, cosine, only, ordered_dot, pad
+from selfrag_jax.memory.similarity import OVERSAMPLING, Metric, SearchResult, check, cosine, only, ordered_dot, pad
 from selfrag_jax.memory.state import MemoryState, dequantize, partition_specs, quantize
 from selfrag_jax.typing import Array, ArrayLike
-
-OVERSAMPLING = 4
 
 Method = Literal["exact", "approx"]
 

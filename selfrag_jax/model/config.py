@@ -50,6 +50,7 @@ class ModelConfig:
   ssm_conv: int = 4
   ssm_chunk: int = 128
   mamba_mlp: bool = False  # give `M` layers an MLP too
+  query_projection: bool = False  # a learned matrix for queries of a memory (`LM.project`)
   # Numerics and memory
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
@@ -186,6 +187,7 @@ def count_params(config: ModelConfig) -> dict[str, int]:
     "mamba": n_mamba * mamba,
     "mlp": (n_attention + (n_mamba if c.mamba_mlp else 0)) * mlp,
     "final_norm": c.d_model,
+    "query_projection": c.d_model**2 if c.query_projection else 0,
   }
   return parts | {"total": sum(parts.values())}
 

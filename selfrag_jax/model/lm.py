@@ -81,6 +81,10 @@ class LM(nn.Module):
     self.embedding = weight(self, c, "embed", shape, axes)
     self.head = self.embedding if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
     self.final_norm = RMSNorm(c)
+    if c.query_projection:
+      # the identity: untrained, a projected query is the query
+      identity = nn.with_logical_partitioning(lambda _, shape, dtype: jnp.eye(*shape, dtype=dtype), ("embed", None))
+      self.projection = self.param("query_projection", identity, (c.d_model, c.d_model), jnp.dtype(c.param_dtype))
     if self.unrolled:
       self.layers = [Block(c, spec) for spec in c.layers]
       return
@@ -131,6 +135,10 @@ class LM(nn.Module):
       return logits
     real = jnp.broadcast_to(jnp.arange(c.padded_vocab) < c.vocab_size, logits.shape)
     return jnp.where(real, logits, jnp.finfo(logits.dtype).min)
+
+  def project(self, queries_BxD: Array) -> Array:
+    """Project pooled queries by the learned matrix, if the model has one: their inner products with chunks score."""
+    return jnp.dot(queries_BxD, jnp.asarray(self.projection)) if self.config.query_projection else queries_BxD
 
   def extend(self, tokens_BxT: Array, lengths_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """Append the first `lengths[b]` tokens of each row: prefill, a retrieved document, or one decoded token.

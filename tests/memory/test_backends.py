@@ -1,5 +1,8 @@
 """The ScaNN backend while its store changes, and how often the device backend compiles."""
 
+import time
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -44,6 +47,7 @@ def test_scann_follows_the_store(metric, monkeypatch):
   built = backend._searcher
   assert built is not None
   assert recall(store, queries) >= 0.9
+  assert all(len({chunk.id for chunk in row}) == 60 for row in store.search_batched(queries, 60))
 
   # what came later is found before there is a new index
   new = store.add_many(["new"] * 50, 3 * queries.repeat(2, 0)[:50])
@@ -73,11 +77,37 @@ def test_scann_follows_the_store(metric, monkeypatch):
   def fail(_):
     raise MemoryError("no room for the index")
 
+  before = backend._searcher
   monkeypatch.setattr(backends, "_build_scann", fail)
   store.add_many(["t"] * 800, clusters(800, seed=9))
   backend.update(store._table, metric)
   with pytest.raises(MemoryError, match="no room"):
     backend.update(store._table, metric, wait=True)
+  store.add_many(["t"] * 800, clusters(800, seed=10))
+  for _ in range(20):  # without waiting a failure stops nothing
+    assert recall(store, queries) >= 0.9
+    time.sleep(0.01)
+  assert backend._build is None
+  assert backend._searcher is before
+
+
+def test_an_update_that_fails_half_way_is_made_again(monkeypatch):
+  store = MemoryStore(4, 3000, chunk_size=0)
+  rows = np.random.default_rng(0).standard_normal((2500, 4)).astype(np.float32)
+  store.add_many(["t"] * 2500, rows)
+  programs, calls = backends._programs(), []
+
+  def put(*args, **fields):
+    calls.append(args)
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    return programs.put(*args, **fields)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(backends, "_programs", lambda: types.SimpleNamespace(put=put, search=programs.search))
+    with pytest.raises(KeyboardInterrupt):
+      store.search(rows[0])
+  assert store.search(rows[2400], 1)[0].id == "2400"
 
 
 def test_filling_and_searching_compile_once(caplog):

@@ -210,6 +210,92 @@ def test_a_full_disk_loses_nothing(tmp_path, change):
     assert "there is room again" in opened.chunks
 
 
+@pytest.mark.parametrize("opened", ["closed", "read_only"])
+def test_who_does_not_hold_the_folder_cannot_save(tmp_path, opened):
+  store = make(tmp_path)
+  other = store if opened == "closed" else MemoryStore.load(str(tmp_path), backend="numpy", read_only=True)
+  if opened == "closed":
+    store.close()
+  else:
+    store.add("the reader has not seen this", vectors(1)[0])
+  before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+  with pytest.raises(StoreError, match="closed or open for reading only"):
+    other.save()
+  with pytest.raises(StoreError, match="closed or open for reading only"):
+    other.save(str(tmp_path))
+  assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_saving_to_the_own_folder_is_saving(tmp_path):
+  with make(tmp_path) as store:
+    store.save(f"{tmp_path}/../{tmp_path.name}")
+    store.add("later", vectors(1)[0], metadata={"timestamp": 1})
+  assert (tmp_path / "manifest.json").exists()
+  with MemoryStore.load(str(tmp_path), backend="numpy") as opened:
+    assert_same(store, opened)
+
+
+def test_files_of_others_stay(tmp_path):
+  others = ["records-train.jsonl", "log-run.bin", ".notes.tmp", "arrays-1.npy", "log.bin"]
+  for name in others:
+    (tmp_path / name).write_text("mine")
+  make(tmp_path).close()
+  assert all((tmp_path / name).read_text() == "mine" for name in others)
+  (tmp_path / "manifest.json").unlink()  # what is left of a store is not overwritten by a new one
+  with pytest.raises(StoreError, match=r"-2\.\w+ belongs to a store whose manifest.json is missing"):
+    MemoryStore(D, path=str(tmp_path))
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_save_that_fails_at_its_manifest_loses_nothing(tmp_path, monkeypatch, renamed):
+  store = make(tmp_path)
+  real = journal.files.write_json
+
+  def fail(path, manifest):
+    if renamed:
+      real(path, manifest)
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(journal.files, "write_json", fail)
+    with pytest.raises(KeyboardInterrupt):
+      store.save()
+  store.add("later", vectors(1)[0], metadata={"timestamp": 1})
+  store.close()
+  with MemoryStore.load(str(tmp_path), backend="numpy") as opened:
+    assert_same(store, opened)
+
+
+def test_an_interrupted_change_is_whole_in_the_log_and_ends_the_writing(tmp_path, monkeypatch):
+  store = make(tmp_path)
+  real, calls = store._table._put, []
+
+  def interrupt(record, slot):
+    calls.append(slot)
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    real(record, slot)
+
+  monkeypatch.setattr(store._table, "_put", interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    store.add_many(["one", "two", "three"], vectors(3))
+  with pytest.raises(StoreError, match="nothing was changed"):
+    store.add("four", vectors(1)[0])
+  with MemoryStore.load(str(tmp_path), backend="numpy") as opened:
+    assert opened.chunks[-3:] == ["one", "two", "three"]
+
+
+def test_a_store_that_cannot_begin_gives_its_folder_back(tmp_path, monkeypatch):
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(journal.files, "write_bytes_atomic", full)
+    with pytest.raises(OSError, match="No space left"):
+      MemoryStore(D, path=str(tmp_path))
+  MemoryStore(D, path=str(tmp_path)).close()
+
+
 WRITER = """
 import sys
 import numpy as np

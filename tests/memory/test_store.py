@@ -53,6 +53,10 @@ def test_returned_chunks_do_not_share_the_stores_memory():
   store.get("1").metadata["source"] = "changed"
   store.get("1").token_ids[:] = 0
   store.embeddings[:] = 0
+  store.update("2", metadata={"tags": ["a"]})
+  store.get("2").metadata["tags"].append("b")
+  assert store.get("2").metadata["tags"] == ["a"]
+  assert store.delete(where={"tags": {"a", "b"}}) == 0
   assert store.get("1").metadata["source"] == "odd"
   assert store.get("1").token_ids.tolist() == [1, 2]
   assert store.search(vectors(8)[1], 1)[0].id == "1"
@@ -132,6 +136,30 @@ def test_near_duplicates_are_counted_and_not_added():
   assert store.size == 7
 
 
+def test_what_repeats_a_chunk_that_must_go_is_added():
+  store = MemoryStore(D, 2, backend="numpy", dedupe_threshold=0.99)
+  rows = vectors(3)
+  store.add_many(["a", "b"], rows[:2])
+  ids = store.add_many(["a again", "c"], rows[[0, 2]])
+  assert store.chunks == ["a again", "c"]
+  assert ids == store.ids
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+def test_the_numpy_backend_prunes_as_the_exact_search_would(metric):
+  rows = vectors(300, seed=3)
+  rows[100:] = rows[7]  # 200 equal ones: the lowest slots win
+  store = MemoryStore(D, 400, chunk_size=0, metric=metric, backend="numpy")
+  ids = store.add_many(["t"] * 300, rows)
+  store.delete(ids[3:50:4])
+  queries = np.concatenate([vectors(50, seed=4), rows[[7, 200]], np.zeros((1, D), np.float32)])
+  table = store._table
+  oracle = search_numpy({"embeddings": table.embeddings, "valid": table.valid}, queries, 5, metric=metric)
+  for where in (None, lambda metadata: True):
+    found = store.search_batched(queries, 5, where=where)
+    assert [[table.slots[c.id] for c in row] for row in found] == oracle.slots.tolist()
+
+
 def test_min_score_of_the_store_and_of_a_search():
   store = filled(min_score=0.5)
   query = vectors(8)[0]
@@ -171,6 +199,9 @@ def test_recency_prefers_the_newer_of_two_equals(backend):
   store.add("no number", row, metadata={"day": "monday"})
   with pytest.raises(ValueError, match="a number 'day'"):
     store.search(row, 1, recency=Recency(1, 1, "day"))
+  store.update(store.ids[-1], metadata={"day": None})
+  with pytest.raises(ValueError, match="a number 'day'"):
+    store.search(row, 1, recency=Recency(1, 1, "day"))
   with pytest.raises(ValueError, match="half_life = 0"):
     Recency(1, 0)
 
@@ -204,6 +235,7 @@ def test_an_encoder_makes_texts_enough():
     ({"metadata": [{"f": object()}]}, "metadata of chunk 0 cannot be written as JSON"),
     ({"metadata": [{"f": float("nan")}]}, "metadata of chunk 0 cannot be written as JSON"),
     ({"metadata": [{3: "x"}]}, "names that are not texts"),
+    ({"keys": [("port", "avalor")]}, "keys are texts"),
   ],
 )
 def test_bad_chunks_are_refused_and_nothing_is_added(tmp_path, arguments, message):

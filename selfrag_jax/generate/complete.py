@@ -1,0 +1,58 @@
+"""Plain completion: read ragged prompts, then write tokens until every row has stopped, as one compiled program."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.generate.sampling import SamplingConfig, sample
+from selfrag_jax.model.cache import init_cache
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM
+from selfrag_jax.typing import Array, Params, PRNGKey
+
+
+class Completion(NamedTuple):
+  """What was written after each prompt: tokens int32 [B, N], 0 behind `lengths` int32 [B]; a stop token counts."""
+
+  tokens: Array
+  lengths: Array
+
+
+def complete(
+  model: ModelConfig,
+  params: Params,
+  prompts_BxT: Array,
+  lengths_B: Array,
+  key: PRNGKey,
+  *,
+  max_new_tokens: int,
+  sampling: SamplingConfig,
+  stop_ids: tuple[int, ...] = (),
+) -> Completion:
+  """Continue right-padded prompts by at most `max_new_tokens`, until one of `stop_ids`. Pure; jit the caller.
+
+  `params` are `unstack`ed. Rows without a token only fill the batch: nothing is written after them.
+  """
+  lm = LM(model, unrolled=True)
+  batch, time = prompts_BxT.shape
+  cache = init_cache(model, batch, time + max_new_tokens)
+  hidden, cache = lm.apply(params, prompts_BxT, lengths_B, cache, method="extend")
+  hidden = jnp.take_along_axis(jnp.asarray(hidden), jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)[:, 0]
+  stops = jnp.asarray(stop_ids, jnp.int32)
+
+  def step(carry):
+    i, tokens, lengths, running, hidden, cache = carry
+    logits = jnp.asarray(lm.apply(params, hidden, method="logits"))
+    token = jnp.where(running, sample(jax.random.fold_in(key, i), logits, sampling), 0)
+    tokens = tokens.at[:, i].set(token)
+    extended, cache = lm.apply(params, token[:, None], running.astype(jnp.int32), cache, method="extend")
+    hidden = jnp.where(running[:, None], extended[:, 0], hidden)
+    lengths += running
+    return i + 1, tokens, lengths, running & ~(token[:, None] == stops[None]).any(axis=1), hidden, cache
+
+  tokens = jnp.zeros((batch, max_new_tokens), jnp.int32)
+  start = (jnp.int32(0), tokens, jnp.zeros(batch, jnp.int32), lengths_B > 0, hidden, cache)
+  more = lambda carry: (carry[0] < max_new_tokens) & carry[3].any()
+  _, tokens, lengths, *_ = jax.lax.while_loop(more, step, start)
+  return Completion(tokens, lengths)

@@ -1,0 +1,22 @@
+"""Hidden states without the head, and their mean: what an embedding is made of."""
+
+import jax
+import jax.numpy as jnp
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import accumulation_dtype
+from selfrag_jax.model.lm import LM
+from selfrag_jax.typing import Array, ArrayLike, Params
+
+
+def hidden_states(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, mask_BxT: ArrayLike) -> Array:
+  """Return the hidden states [B, T, D] of the tokens where `mask` bool, arbitrary elsewhere."""
+  return jnp.asarray(LM(config).apply(params, jnp.where(mask_BxT, tokens_BxT, 0), jnp.asarray(mask_BxT, jnp.int32)))
+
+
+def mean_pool(hidden_BxTxD: Array, mask_BxT: ArrayLike) -> Array:
+  """Return the mean state [B, D] where `mask`, in at least float32; zeros for an empty row."""
+  weights = jnp.asarray(mask_BxT, accumulation_dtype(hidden_BxTxD.dtype))
+  states = hidden_BxTxD.astype(weights.dtype)
+  total = jnp.einsum("bt,btd->bd", weights, states, precision=jax.lax.Precision.HIGHEST)
+  return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)

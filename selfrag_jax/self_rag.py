@@ -1,0 +1,377 @@
+"""Self-RAG memory: one language model embeds, stores, retrieves and generates over what it has read.
+
+The functions are pure and run inside compiled steps (the training phases use them over a `MemoryState`);
+`SelfRAGModel` puts them around a `MemoryStore` with text. (Not the reflection tokens of arXiv 2310.11511.)
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from selfrag_jax.generate.complete import complete
+from selfrag_jax.generate.rollout import Found, compact
+from selfrag_jax.generate.sampling import SamplingConfig, token_log_probs
+from selfrag_jax.memory.records import Chunk
+from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, unstack
+from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.text.tokenizer import Tokenizer
+from selfrag_jax.typing import Array, ArrayLike, Params
+
+GREEDY = SamplingConfig(temperature=0)
+IGNORED = -100  # a label that is not predicted
+
+Pooling = Literal["mean", "last", "cls"]
+Order = Literal["score", "reverse", "edges"]
+Inputs = Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfRAGConfig:
+  """A model with memory. The first three fields describe a model from scratch; a base model brings its own."""
+
+  d_model: int = 512
+  n_layers: int = 12
+  n_heads: int = 8
+  max_chunks: int = 10_000
+  chunk_size: int = 64  # tokens of a chunk
+  top_k: int = 5
+  retrieval_method: Literal["cosine", "dot", "learned"] = "cosine"  # learned: a projection of the query, then dot
+  embed_pooling: Pooling = "mean"
+  order: Order = "score"  # where the best chunk stands: first, last, or the best ones at both ends
+  memory_dropout: float = 0.1  # of training sequences, how many see no memory
+  contrastive_weight: float = 0.1
+
+  def __post_init__(self):
+    for name in ("retrieval_method", "embed_pooling", "order"):
+      allowed = get_args(get_type_hints(SelfRAGConfig)[name])
+      if getattr(self, name) not in allowed:
+        raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}")
+    for name in ("max_chunks", "chunk_size", "top_k"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    if not 0 <= self.memory_dropout <= 1 or self.contrastive_weight < 0:
+      raise ValueError(
+        f"memory_dropout is {self.memory_dropout}, it must lie in [0, 1]; contrastive_weight is "
+        f"{self.contrastive_weight}, it must be at least 0"
+      )
+
+  @property
+  def metric(self) -> Literal["cosine", "dot"]:
+    return "cosine" if self.retrieval_method == "cosine" else "dot"
+
+
+class MemoryTokens(NamedTuple):
+  """The ids that mark remembered chunks."""
+
+  mem: int
+  sep: int
+
+
+def memory_tokens(tokenizer: Tokenizer) -> MemoryTokens:
+  """Look them up in a tokenizer."""
+  return MemoryTokens(tokenizer.special["[MEM]"], tokenizer.special["[SEP]"])
+
+
+def embed(
+  model: ModelConfig, params: Params, tokens_BxT: Array, lengths_B: Array, ids: MemoryTokens, pooling: Pooling
+) -> Array:
+  """Embed right-padded rows as [B, D] in at least float32. Padding counts nowhere, and an empty row is 0.
+
+  `mean` and `last` pool the states of the real tokens. `cls` appends `[SEP]` and takes its state: in a causal model
+  only a token at the end has seen the others.
+  """
+  tokens, lengths = tokens_BxT, lengths_B
+  if pooling == "cls":
+    tokens = jnp.pad(tokens, ((0, 0), (0, 1))).at[jnp.arange(len(tokens)), lengths].set(ids.sep)
+    lengths = lengths + 1
+  hidden = hidden_states(model, params, tokens, _inside(tokens, lengths))
+  position, last = jnp.arange(tokens.shape[1])[None, :], (lengths - 1)[:, None]
+  chosen = position <= last if pooling == "mean" else position == last
+  return mean_pool(hidden, chosen & (lengths_B > 0)[:, None])
+
+
+def augment(
+  tokens_BxT: Array, lengths_B: Array, found: Found, ids: MemoryTokens, order: Order = "score"
+) -> tuple[Array, Array, Array]:
+  """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
+
+  tokens int32 [B, T], lengths [B], found: k chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] with
+  0 behind, their lengths [B], and where the input starts [B].
+  """
+  batch, k, size = found.tokens.shape
+  ranks = np.arange(k)
+  placed = {"score": ranks, "reverse": ranks[::-1], "edges": np.concatenate([ranks[::2], ranks[1::2][::-1]])}[order]
+  chunks, sizes, slots = (jnp.asarray(field)[:, placed] for field in found)
+  exists = slots >= 0
+  marks = jnp.full((batch, k, 1), ids.mem, jnp.int32)
+  inside = exists[:, :, None] & (jnp.arange(size)[None, None, :] < sizes[:, :, None])
+  pieces = jnp.concatenate([marks, chunks], axis=2).reshape(batch, -1)
+  valid = jnp.concatenate([exists[:, :, None], inside], axis=2).reshape(batch, -1)
+  any_found = exists.any(axis=1, keepdims=True)
+  whole = jnp.concatenate([pieces, jnp.full((batch, 1), ids.sep, jnp.int32), tokens_BxT], axis=1)
+  valid = jnp.concatenate([valid, any_found, _inside(tokens_BxT, lengths_B)], axis=1)
+  tokens, lengths = compact(whole, valid, whole.shape[1])
+  return tokens, lengths, lengths - lengths_B
+
+
+def input_logits(
+  model: ModelConfig, params: Params, tokens_BxS: Array, lengths_B: Array, starts_B: Array, time: int
+) -> Array:
+  """Return the logits [B, time, V] of the input part of augmented rows, which begins at `starts_B`."""
+  hidden = hidden_states(model, params, tokens_BxS, _inside(tokens_BxS, lengths_B))
+  at = jnp.minimum(starts_B[:, None] + jnp.arange(time)[None, :], tokens_BxS.shape[1] - 1)
+  hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
+  return jnp.asarray(LM(model).apply(params, hidden, method="logits"))
+
+
+def lm_loss(logits_BxTxV: Array, labels_BxT: Array) -> Array:
+  """Return the mean cross-entropy of the labels, each predicted from the position before it; -100 is ignored."""
+  targets = labels_BxT[:, 1:]
+  counted = targets != IGNORED
+  losses = -token_log_probs(logits_BxTxV[:, :-1], jnp.where(counted, targets, 0))
+  return jnp.sum(jnp.where(counted, losses, 0)) / jnp.maximum(jnp.sum(counted), 1)
+
+
+class Base(Protocol):
+  """What a base model is: `train.load.LoadedModel`, or anything with these fields."""
+
+  @property
+  def config(self) -> ModelConfig: ...
+  @property
+  def params(self) -> Params: ...
+  @property
+  def tokenizer(self) -> Tokenizer | None: ...
+
+
+class Output(NamedTuple):
+  """Logits [B, T, V] of the input tokens, the loss of the labels if there were any, and what was remembered."""
+
+  logits: Array
+  loss: Array | None
+  retrieved: list[list[Chunk]]
+
+
+class Answer(NamedTuple):
+  """A generated text, and the chunks that stood before its prompt."""
+
+  text: str
+  token_ids: list[int]
+  retrieved: list[Chunk]
+
+
+class SelfRAGModel:
+  """A language model with a memory of what it has read. Inputs are texts, or lists of token ids.
+
+  Shapes are padded to powers of two, so a few programs serve all inputs. Assign `params` to change the parameters: the
+  embedding cache is emptied, and what is in the memory was embedded by the old ones until it is written again.
+  """
+
+  _CACHED = 100_000  # embeddings
+  _BATCH = 256  # inputs embedded at once
+
+  def __init__(self, base_model: Base, memory: MemoryStore, config: SelfRAGConfig):
+    """Raises ValueError if the model, the memory and the config do not fit together."""
+    if base_model.tokenizer is None:
+      raise ValueError("the base model comes without a tokenizer; load it with load_model(..., tokenizer=...)")
+    settings = memory.settings
+    wanted = {
+      "d_model": base_model.config.d_model,
+      "max_chunks": config.max_chunks,
+      "chunk_size": config.chunk_size,
+      "metric": config.metric,
+    }
+    for name, value in wanted.items():
+      if settings[name] != value:
+        raise ValueError(f"the memory has {name} = {settings[name]}, this model needs {value}; make it with that")
+    if config.retrieval_method == "learned" and not base_model.config.query_projection:
+      raise ValueError("retrieval_method 'learned' needs a model with query_projection = True")
+    self.model, self.tokenizer = base_model.config, base_model.tokenizer
+    self.memory, self.config = memory, config
+    self._ids = memory_tokens(self.tokenizer)
+    self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()
+    self.params = base_model.params
+
+  @property
+  def params(self) -> Params:
+    return self._params
+
+  @params.setter
+  def params(self, params: Params) -> None:
+    self._params, self._flat = params, None
+    self._cache.clear()
+
+  def forward_embed_only(self, inputs: Inputs) -> Array:
+    """Return the hidden states [B, T, D] of the inputs, T the longest of them, without the head."""
+    rows = self._rows(inputs)
+    tokens, lengths = _padded(rows)
+    return _hidden_jit(self.model, self.params, tokens, _inside(tokens, lengths))[: len(rows), : max(map(len, rows))]
+
+  def embed(self, inputs: Inputs) -> np.ndarray:
+    """Embed inputs as f32 [B, D]; those embedded before with these parameters come from a cache."""
+    rows = self._rows(inputs)
+    keys = [np.asarray(row, np.int32).tobytes() for row in rows]
+    new = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in self._cache]
+    for start in range(0, len(new), self._BATCH):
+      names, values = zip(*new[start : start + self._BATCH], strict=True)
+      tokens, lengths = _padded(values)
+      embedded = _embed_jit(self.model, self.params, tokens, lengths, ids=self._ids, pooling=self.config.embed_pooling)
+      self._cache.update(zip(names, np.asarray(embedded, np.float32), strict=False))
+    out = np.stack([self._cache[key] for key in keys])
+    while len(self._cache) > self._CACHED:
+      self._cache.popitem(last=False)
+    return out
+
+  def retrieve(self, query_emb: ArrayLike, top_k: int | None = None) -> list[list[Chunk]]:
+    """Return the best chunks of the memory for embedded queries [B, D], best first, with their scores."""
+    queries = np.asarray(query_emb)
+    if self.config.retrieval_method == "learned":
+      queries = np.asarray(_project_jit(self.model, self.params, queries))
+    return self.memory.search_batched(queries, top_k or self.config.top_k)
+
+  def augment(self, inputs: Inputs, retrieved: Sequence[Sequence[Chunk]]) -> list[list[int]]:
+    """Return `[MEM] c1 [MEM] c2 [SEP] input` for each input, as token ids."""
+    tokens, lengths, _ = self._augmented(self._rows(inputs), retrieved)
+    return [row[:n].tolist() for row, n in zip(np.asarray(tokens), np.asarray(lengths), strict=False)][: len(retrieved)]
+
+  def forward(self, inputs: Inputs, labels: Sequence[Sequence[int]] | None = None, use_memory: bool = True) -> Output:
+    """Embed, retrieve, augment, and return the logits of the input tokens, as if the chunks had stood before them.
+
+    labels: token ids like the inputs, -100 where nothing is to be predicted. Without `use_memory`, or with an empty
+    memory, these are the logits of the base model.
+    """
+    rows = self._rows(inputs)
+    retrieved = self._remembered(rows, use_memory)
+    time = max(map(len, rows))
+    logits = _logits_jit(self.model, self.params, *self._augmented(rows, retrieved), time=_bucket(time))[
+      : len(rows), :time
+    ]
+    if labels is None:
+      return Output(logits, None, retrieved)
+    if [len(row) for row in labels] != [len(row) for row in rows]:
+      raise ValueError("labels must be as long as the inputs, row by row; -100 where nothing is to be predicted")
+    padded = np.full((len(rows), time), IGNORED, np.int32)
+    for i, row in enumerate(labels):
+      padded[i, : len(row)] = row
+    return Output(logits, lm_loss(logits, jnp.asarray(padded)), retrieved)
+
+  def generate(
+    self,
+    inputs: Inputs,
+    max_new_tokens: int = 64,
+    *,
+    use_memory: bool = True,
+    sampling: SamplingConfig = GREEDY,
+    stop: Sequence[str] = ("<|end|>",),
+    seed: int = 0,
+  ) -> list[Answer]:
+    """Continue each input with what the memory has to say about it before it; greedy unless `sampling` says otherwise.
+
+    stop: names of special tokens that end an answer.
+    """
+    rows = self._rows(inputs)
+    retrieved = self._remembered(rows, use_memory)
+    tokens, lengths, _ = self._augmented(rows, retrieved)
+    if self._flat is None:
+      self._flat = _unstack_jit(self.model, self.params)
+    written = _complete_jit(
+      self.model,
+      self._flat,
+      tokens,
+      lengths,
+      jax.random.key(seed),
+      max_new_tokens=max_new_tokens,
+      sampling=sampling,
+      stop_ids=tuple(self.tokenizer.special[name] for name in stop),
+    )
+    answers = []
+    for row, n, chunks in zip(np.asarray(written.tokens), np.asarray(written.lengths), retrieved, strict=False):
+      ids = row[:n].tolist()
+      answers.append(Answer(self.tokenizer.decode(ids, skip_special=True), ids, chunks))
+    return answers
+
+  def write_to_memory(self, text: str, metadata: Mapping[str, Any] | None = None) -> list[str]:
+    """Cut a text into chunks of at most `chunk_size` tokens, embed and store them; returns their ids.
+
+    `metadata` is that of every chunk. Raises ValueError for a text that is empty or white space.
+    """
+    ids, size = self.tokenizer.encode(text), self.config.chunk_size
+    pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
+    texts = [text] if len(pieces) == 1 else [self.tokenizer.decode(piece) for piece in pieces]
+    kept = [i for i, piece in enumerate(texts) if piece.strip()]
+    if not kept:
+      raise ValueError(f"{text!r} says nothing; there is nothing to remember")
+    texts, pieces = [texts[i] for i in kept], [pieces[i] for i in kept]
+    each = None if metadata is None else [metadata] * len(pieces)
+    return self.memory.add_many(texts, self.embed(pieces), token_ids=pieces, metadata=each)
+
+  def explain(self, inputs: Inputs) -> list[list[Chunk]]:
+    """Return what would be remembered for each input: chunks with `score`, and `metadata` that says where from."""
+    return self._remembered(self._rows(inputs), True)
+
+  def _rows(self, inputs: Inputs) -> list[list[int]]:
+    if isinstance(inputs, str):
+      raise ValueError("inputs are a list of texts or of token ids; put the text into a list")
+    rows = [self.tokenizer.encode(row) if isinstance(row, str) else list(map(int, row)) for row in inputs]
+    if not rows or not all(rows):
+      raise ValueError("inputs must be at least one text or list of token ids, none of them empty")
+    return rows
+
+  def _remembered(self, rows: list[list[int]], use_memory: bool) -> list[list[Chunk]]:
+    if not use_memory or not self.memory.size:
+      return [[] for _ in rows]
+    return self.retrieve(self.embed(rows))
+
+  def _augmented(self, rows: list[list[int]], retrieved: Sequence[Sequence[Chunk]]) -> tuple[Array, Array, Array]:
+    """Compact chunks and inputs on the device; the batch is padded."""
+    tokens, lengths = _padded(rows)
+    k = max((len(chunks) for chunks in retrieved), default=0)
+    if not k:
+      return jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros_like(jnp.asarray(lengths))
+    k, size = max(k, self.config.top_k), self.config.chunk_size
+    shape = (len(tokens), k)
+    found = Found(np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32))
+    for i, chunks in enumerate(retrieved):
+      for j, chunk in enumerate(chunks):
+        # a chunk that was stored without its token ids
+        ids = chunk.token_ids if len(chunk.token_ids) else self.tokenizer.encode(chunk.text)[:size]
+        found.tokens[i, j, : len(ids)] = ids
+        found.lengths[i, j], found.slots[i, j] = len(ids), j
+    return _augment_jit(tokens, lengths, found, ids=self._ids, order=self.config.order)
+
+
+def _project(model: ModelConfig, params: Params, queries_BxD: Array) -> Array:
+  return jnp.asarray(LM(model).apply(params, queries_BxD, method="project"))
+
+
+# compiled once for all models of one shape
+_embed_jit = jax.jit(embed, static_argnames=("model", "ids", "pooling"))
+_hidden_jit = jax.jit(hidden_states, static_argnames="config")
+_augment_jit = jax.jit(augment, static_argnames=("ids", "order"))
+_logits_jit = jax.jit(input_logits, static_argnames=("model", "time"))
+_project_jit = jax.jit(_project, static_argnames="model")
+_unstack_jit = jax.jit(unstack, static_argnames="config")
+_complete_jit = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
+
+
+def _inside(tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  return jnp.arange(tokens_BxT.shape[1])[None, :] < jnp.asarray(lengths_B)[:, None]
+
+
+def _bucket(n: int) -> int:
+  return 1 << (n - 1).bit_length()
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Pad rows to powers of two: int32 [B, T] and lengths int32 [B], 0 for rows that only fill the batch."""
+  tokens = np.zeros((_bucket(len(rows)), _bucket(max(map(len, rows)))), np.int32)
+  lengths = np.zeros(len(tokens), np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)], lengths[i] = row, len(row)
+  return tokens, lengths
