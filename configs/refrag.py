@@ -100,7 +100,8 @@ def reinforced() -> dict[str, Any]:
     "control": "none",
     # until documents are found hardly any answer is right: finding them earns a little
     "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3, "invalid_factor": 0.5},
-    "optimizer": optimizer(warmup_steps=0),
+    # a last step as large as the first can undo the one before
+    "optimizer": {**optimizer(warmup_steps=0), "schedule": "cosine", "final_fraction": 0.1},
   }
 
 

@@ -38,15 +38,16 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
   sampled = read_metrics(workdir, "rl", "exact_match")
   steps, greedy = read_metrics(workdir, "rl", "eval/exact_match")
+  _, before = read_metrics(workdir, "sft", "eval/exact_match")  # of the same questions
   axes.plot(*sampled, color="#9ecae1", linewidth=1, label="rollouts in training (sampled)")
   axes.plot(
     [0, *steps],
-    [report["em"]["sft"], *greedy],
+    [before[-1], *greedy],
     color="#08519c",
     linewidth=2,
     marker="o",
     markersize=3,
-    label="held-out questions (greedy)",
+    label="validation questions (greedy)",
   )
   last = max(sampled[0], default=1)
   for name, (color, label) in REFERENCES.items():
