@@ -249,9 +249,8 @@ class SelfRAGModel:
     rows = self._rows(inputs)
     retrieved = self._remembered(rows, use_memory)
     time = max(map(len, rows))
-    logits = _logits_jit(self.model, self.params, *self._augmented(rows, retrieved), time=_bucket(time))[
-      : len(rows), :time
-    ]
+    augmented = self._augmented(rows, retrieved)
+    logits = _logits_jit(self.model, self.params, *augmented, time=_bucket(time))[: len(rows), :time]
     if labels is None:
       return Output(logits, None, retrieved)
     if [len(row) for row in labels] != [len(row) for row in rows]:

@@ -118,6 +118,16 @@ def token_rows(
   return tokens, lengths
 
 
+def check_rows(vectors: Any, count: int, width: int) -> np.ndarray:
+  """Return embeddings as f32 [count, width]. Raises ValueError for another shape, NaN or infinity."""
+  rows = np.asarray(vectors, np.float32)
+  if rows.shape != (count, width):
+    raise ValueError(f"embeddings have shape {rows.shape}, expected {(count, width)}: embed with the store's encoder")
+  if not np.isfinite(rows).all():
+    raise ValueError(f"embedding {int(np.flatnonzero(~np.isfinite(rows).all(1))[0])} has NaN or infinity")
+  return rows
+
+
 def _free_id(position: int, taken: Collection[str]) -> str:
   """Return the position as an id, told apart from ids that the user gave."""
   chunk_id = str(position)

@@ -60,22 +60,6 @@ def search_numpy(
   return pad(SearchResult(np.take_along_axis(scores, best, 1), best), k, np)
 
 
-def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int | None]:
-  """Return for each row f32[N, D] the first earlier row whose cosine with it is at least `threshold`, or None.
-
-  Rows that are `exempt` bool[N], and those that repeat another, repeat nothing and are not repeated.
-  """
-  norms = np.linalg.norm(rows, axis=1)
-  firsts: list[int | None] = []
-  is_first = ~exempt
-  for i, row in enumerate(rows):  # one at a time: the similarities of all would be N times the rows
-    similar = cosine(rows[:i] @ row, norms[:i] * norms[i], np) >= threshold
-    earlier = np.flatnonzero(similar & is_first[:i])
-    firsts.append(int(earlier[0]) if len(earlier) and not exempt[i] else None)
-    is_first[i] &= firsts[i] is None
-  return firsts
-
-
 def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
   """Return the dot product over the last axis as a fixed tree of additions, with `xp` jax.numpy or numpy.
 

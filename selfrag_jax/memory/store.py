@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfrag_jax.memory.backends import DeviceBackend, make_backend
+from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import Chunk, Recency, Where, make_records, token_rows
-from selfrag_jax.memory.similarity import Metric, SearchResult, repeats
+from selfrag_jax.memory.records import Chunk, Recency, Where, check_rows, make_records, token_rows
+from selfrag_jax.memory.similarity import Metric, SearchResult
 from selfrag_jax.memory.table import Change, Table
 
 if TYPE_CHECKING:
@@ -154,10 +155,10 @@ class MemoryStore:
     with self._lock:
       records = make_records(texts, metadata, ids, keys, taken=self._table.records, position=self._table.added)
       tokens, lengths = token_rows(token_ids, len(texts), self._settings["chunk_size"])
-      rows = self._embed(texts) if embeddings is None else self._checked(embeddings, len(texts))
+      rows = self._embed(texts) if embeddings is None else check_rows(embeddings, len(texts), self._settings["d_model"])
       superseded = {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
       newest = {record["key"]: i for i, record in enumerate(records)}
-      same_as = self._duplicates(rows, records, superseded)
+      same_as = near_duplicates(self._table, self._backend, rows, records, superseded, self._dedupe_threshold)
       kept = [
         i
         for i, record in enumerate(records)
@@ -190,7 +191,7 @@ class MemoryStore:
       is_new_text = text is not None and text != old.text
       text = old.text if text is None else text
       if embedding is not None:
-        rows = self._checked(np.asarray(embedding)[None], 1)
+        rows = check_rows(np.asarray(embedding)[None], 1, self._settings["d_model"])
       elif is_new_text:
         rows = self._embed([text])
       else:
@@ -223,8 +224,7 @@ class MemoryStore:
   def clear(self) -> None:
     """Delete every chunk."""
     with self._lock:
-      if self._table.records:
-        self._commit(remove=list(self._table.records))
+      self.delete(self.ids)
 
   def search(
     self,
@@ -256,7 +256,7 @@ class MemoryStore:
     """
     with self._lock:
       is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
-      vectors = self._embed(queries) if is_text else self._checked(queries, len(queries))
+      vectors = self._embed(queries) if is_text else check_rows(queries, len(queries), self._settings["d_model"])
       found = self._search(vectors, k, where, recency)
       least = self._min_score if min_score is None else min_score
       return [
@@ -363,34 +363,7 @@ class MemoryStore:
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
     if self._encoder is None:
       raise ValueError("this store has no encoder: give embeddings, or make the store with encoder=")
-    return self._checked(self._encoder(texts), len(texts))
-
-  def _checked(self, vectors: Any, count: int) -> np.ndarray:
-    """Return vectors as f32[count, d_model]. Raises ValueError for another shape, NaN or infinity."""
-    rows, D = np.asarray(vectors, np.float32), self._settings["d_model"]
-    if rows.shape != (count, D):
-      raise ValueError(f"embeddings have shape {rows.shape}, expected {(count, D)}: embed with the store's encoder")
-    if not np.isfinite(rows).all():
-      raise ValueError(f"embedding {int(np.flatnonzero(~np.isfinite(rows).all(1))[0])} has NaN or infinity")
-    return rows
-
-  def _duplicates(self, rows: np.ndarray, records: list[dict[str, Any]], superseded: set[str]) -> list[str | None]:
-    """Return for each new chunk the id of the chunk that it repeats: an old one, or an earlier one of the batch."""
-    if self._dedupe_threshold is None:
-      return [None] * len(rows)
-    # what goes with this very change is repeated by nobody: superseded chunks, and the oldest if room is needed
-    stay = [slot for i, slot in self._table.slots.items() if i not in superseded]
-    room = self._settings["max_chunks"] - len(rows)
-    allowed = np.zeros_like(self._table.valid)
-    allowed[stay[max(len(stay) - room, 0) :]] = True
-    old = self._backend.search(self._table, rows, 1, allowed=allowed, bias=None, metric="cosine")
-    is_old = np.asarray(old.scores)[:, 0] >= self._dedupe_threshold
-    is_keyed = np.array([record["key"] is not None for record in records])
-    repeated = repeats(rows, self._dedupe_threshold, is_old | is_keyed)
-    same_as: list[str | None] = [None if j is None else records[j]["id"] for j in repeated]
-    for i in np.flatnonzero(is_old & ~is_keyed):
-      same_as[i] = self._table.ids[int(old.slots[i, 0])]
-    return same_as
+    return check_rows(self._encoder(texts), len(texts), self._settings["d_model"])
 
   def _search(self, queries: np.ndarray, k: int, where: Where | None, recency: Recency | None) -> SearchResult:
     if k < 1:
@@ -399,8 +372,7 @@ class MemoryStore:
       return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
     allowed = None if where is None else self._table.fitting(where)
     bias = None if recency is None else self._table.bonus(recency)
-    metric = self._settings["metric"]
-    return self._backend.search(self._table, queries, k, allowed=allowed, bias=bias, metric=metric)
+    return self._backend.search(self._table, queries, k, allowed=allowed, bias=bias, metric=self._settings["metric"])
 
   def _commit(
     self,
@@ -414,14 +386,12 @@ class MemoryStore:
     """Log a change and make it. Reopening a folder makes the same changes again."""
     header = {"remove": list(remove), "add": list(add), "count": dict(count or {})}
     change = Change({**header, "added": self._table.added if added is None else added}, arrays or {})
-    if self._journal is None:
-      self._table.apply(change)
-      return
-    self._journal.append(change)
+    if self._journal is not None:
+      self._journal.append(change)
     try:
       self._table.apply(change)
     except BaseException:  # Ctrl-C: the log has all of it, the memory a part; nothing more may be logged on top
-      self._journal.close()
+      self.close()
       raise
 
   def _snapshot(self) -> Snapshot:
