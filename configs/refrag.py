@@ -126,15 +126,23 @@ def smollm2_135m() -> ml_collections.ConfigDict:
   config.workdir = "runs/refrag_smollm2_135m"
   config.init = "smollm2-135m"
   config.data = ml_collections.ConfigDict(
-    {"name": "passages", "path": "", "document_tokens": 128, "prompt_tokens": 128, "index": "title_text", "seed": 0}
+    {
+      "name": "passages",
+      "path": "",
+      "document_tokens": 128,
+      "prompt_tokens": 128,
+      "index": "title_text",
+      "ratios": (0.4, 0.2, 0.1, 0.3),  # of the questions: sft, rl, validation, test
+      "seed": 0,
+    }
   )
   config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "auto"})
   config.memory.d_embed = 512
   config.rollout.update({"max_hops": 3, "documents_per_hop": 1, "max_query_tokens": 24, "max_answer_tokens": 16})
   config.sft.update({"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "demonstrations": "gold"})
-  # 60 questions, seen ten times: with more it learns them by heart, recites their titles when it is asked something
-  # else, and its rollouts no longer differ, so that reinforcement has nothing to compare
-  config.sft.optimizer.update({"learning_rate": 1e-4, "warmup_steps": 5, "schedule": "cosine", "final_fraction": 0.1})
+  # 40 questions, seen fifteen times: with more it learns them by heart, and recites their titles and answers when it is
+  # asked something else
+  config.sft.optimizer.update({"learning_rate": 5e-5, "warmup_steps": 5, "schedule": "cosine", "final_fraction": 0.1})
   config.sft_gold.steps = 0  # the demonstrations of phase sft are the gold ones
   config.rl.update({"steps": 5, "questions_per_step": 4, "rollouts_per_question": 4, "accumulate": 4})
   config.rl.optimizer.learning_rate = 1e-6

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -37,13 +38,15 @@ _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
 
-  Splits: "train", which goes on for ever, every epoch in an order of its own; "sft", the same questions once, for
-  demonstrations; "valid" and "test". Passage i stands in slot i and keeps its head: `cut_passages` were longer than
-  `document_tokens`. Questions are never cut: `dropped_questions` had a prompt longer than `prompt_tokens`,
-  `unanswered_questions` no answer.
+  Splits: "sft" for demonstrations; "train" for reinforcement, which goes on for ever, every epoch in an order of its
+  own; "valid" and "test". A policy that was shown how a question is answered answers it the same way every time, and
+  reinforcement finds nothing to compare: therefore "train" has questions of its own.
+
+  Passage i stands in slot i and keeps its head: `cut_passages` were longer than `document_tokens`. Questions are never
+  cut: `dropped_questions` had a prompt longer than `prompt_tokens`, `unanswered_questions` no answer.
 
   A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
-  shares of train, valid and test.
+  shares of sft, train, valid and test.
 
   Raises ValueError if a part comes out empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -60,7 +63,7 @@ class PassageSearch:
     prompt_tokens: int = 96,
     max_query_tokens: int = 24,
     index: Literal["title_text", "title"] = "title_text",
-    ratios: tuple[float, float, float] = (0.6, 0.1, 0.3),
+    ratios: tuple[float, float, float, float] = (0.4, 0.2, 0.1, 0.3),
     seed: int = 0,
   ):
     if index not in ("title_text", "title"):
@@ -115,7 +118,7 @@ class PassageSearch:
     "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer. A query holds
     only words that the question or an earlier passage says: the passage's name if it is among them, else those that
     tell the passage best from the others. "random" teaches the format alone: 1..max_hops searches for titles drawn
-    uniformly, the answer of another train question; OVERRUN_RATE of them search once too often and get NOTICE. Each
+    uniformly, the answer of another sft question; OVERRUN_RATE of them search once too often and get NOTICE. Each
     search shows one passage.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
@@ -134,8 +137,8 @@ class PassageSearch:
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
       passages = rng.integers(len(self.documents), size=n_searches)
       queries = [self._name_queries[passage] for passage in passages]
-      train = self._parts["train"]
-      pair = [train[i] for i in rng.choice(len(train), 2, replace=False)]
+      shown = self._parts["sft"]
+      pair = [shown[i] for i in rng.choice(len(shown), 2, replace=False)]
       answer = next(other for other in pair if other != question).answers[0]
     parts = []
     for hop, (query, passage) in enumerate(zip(queries, passages, strict=True)):
@@ -174,24 +177,26 @@ class PassageSearch:
   def _prompt(self, text: str) -> list[int]:
     return render_for_completion(self.tokenizer, {"messages": _messages(text)}, self.template)
 
-  def _split(self, ratios: tuple[float, float, float]) -> dict[str, list[Question]]:
+  def _split(self, ratios: tuple[float, float, float, float]) -> dict[str, list[Question]]:
     kept = list(self._prompts)
-    first, second = (round(share * len(kept)) for share in np.cumsum(ratios)[:2])
+    ends = [round(share * len(kept)) for share in np.cumsum(ratios)[:3]]
     shuffled = [kept[i] for i in self._rng(SPLIT_STREAM).permutation(len(kept))]
-    train, valid, test = shuffled[:first], shuffled[first:second], shuffled[second:]
+    parts = [shuffled[start:end] for start, end in pairwise([0, *ends, len(kept)])]
     # the answer of a random demonstration comes from another question
-    if min(ratios) < 0 or not np.isclose(sum(ratios), 1) or len(train) < 2 or not valid or not test:
+    if min(ratios) < 0 or not np.isclose(sum(ratios), 1) or len(parts[0]) < 2 or not all(parts):
       raise ValueError(
-        f"{len(kept)} questions cannot be split by {ratios}, which must add up to 1 and leave 2 for train, 1 for valid "
-        f"and 1 for test; {self.dropped_questions} more had prompts longer than prompt_tokens = {self.prompt_tokens}"
+        f"{len(kept)} questions cannot be split by {ratios}, which must add up to 1 and leave 2 for sft and 1 for each "
+        f"of train, valid and test; {self.dropped_questions} more had prompts longer than prompt_tokens = "
+        f"{self.prompt_tokens}"
       )
-    return {"train": train, "sft": train, "valid": valid, "test": test}
+    return dict(zip(("sft", "train", "valid", "test"), parts, strict=True))
 
   def _best_constant(self) -> float:
-    """Return the exact match on the held-out questions of the train answer that is right there most often."""
+    """Return the exact match on the held-out questions of the training answer that is right there most often."""
     held_out = [*self._parts["valid"], *self._parts["test"]]
     right = Counter(answer for question in held_out for answer in set(map(normalize_answer, question.answers)))
-    known = {normalize_answer(answer) for question in self._parts["train"] for answer in question.answers}
+    seen = [*self._parts["sft"], *self._parts["train"]]
+    known = {normalize_answer(answer) for question in seen for answer in question.answers}
     return max(right[answer] for answer in known) / len(held_out)
 
   def _choose(self, split: str, indices: Indices) -> list[Question]:
