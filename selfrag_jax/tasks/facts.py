@@ -1,0 +1,213 @@
+"""Facts at controlled positions, and a question about one of them: where in a long input does a model still look?
+
+The design is paired: an episode is a function of (seed, split, index), and only the fact that the question is about
+moves. So a difference between two depths is a difference of position and of nothing else. Names are pairs of words; a
+quarter of all pairs is held out, so that no fact of a test episode was ever stated in training.
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from selfrag_jax.tasks.search import Indices, pad_rows
+from selfrag_jax.text.tokenizer import WordTokenizer
+
+
+def _words(text: str) -> tuple[str, ...]:
+  return tuple(text.split())
+
+
+FIRST = _words("""
+  Ada Alba Amos Anna Arno Asta Bela Boris Cato Celia Clara Cyril Dana Delia Dirk Dora Edgar Edith Elias Emma Erik
+  Esther Felix Flora Frida Georg Greta Gustav Hanna Hector Helga Hugo Ida Igor Inga Irma Ivo Jana Jonas Judith Karl
+  Kira Klaus Lena Leo Lotte Lukas Magda Marco Mila Nadia Nico Nora Olga Oscar Otto Paula Petra Ralf Rita Sven Tilda
+  Vera Viktor
+""")
+LAST = _words("""
+  Abbott Archer Baker Barlow Becker Bishop Brewer Butler Carter Castle Chandler Cooper Cross Dalton Draper Eaton
+  Farmer Fisher Fletcher Forster Fowler Gardner Glover Graham Harper Hayward Hooper Hunter Jenkins Keller Knight
+  Lambert Lawson Mason Mercer Miller Norris Osborn Palmer Parker Porter Potter Quigley Ranger Reeves Sawyer Shepherd
+  Skinner Slater Spencer Steward Tanner Taylor Thatcher Tiller Turner Vaughan Walker Warner Weaver Webber Wheeler
+  Winter Wright
+""")
+VALUES = _words("""
+  amber anchor apple arrow barley basket beacon bell birch bottle branch bridge bronze candle canyon carpet cedar
+  cherry circle clover cobalt copper coral cotton crown crystal dagger desert dragon ember falcon feather fern forest
+  garnet ginger glacier granite hammer harbor hazel island ivory jasmine lantern lemon marble meadow mirror needle
+  olive orchid pebble pepper pillow quartz ribbon saddle silver spiral temple thunder velvet willow
+""")
+HEX = tuple(f"{byte:02x}" for byte in range(256))
+
+
+class Wording(NamedTuple):
+  """How a variant states its facts and asks for one.
+
+  A fact has eight words: the key `a b c d` and the value `v w x y`. The first statement is what can be asked for.
+  """
+
+  statements: tuple[str, ...]
+  question: str
+
+
+CODE, ASK = "The code of {a} {b} is {v}.", "What is the code of {a} {b}?"
+FILLER = (
+  "{a} {b} met {c} {d} at the market.",
+  "Nobody in the village knew why {a} {b} laughed.",
+  "At noon {a} {b} and {c} {d} walked home.",
+)
+STONE = "The {c} stone of {a} {b} is {v}."
+WORDINGS = {
+  "kv": Wording(("{a} {b}: {v}",), "{a} {b}:"),
+  "kv_uuid": Wording(("{a} {b} {c} {d}: {v} {w} {x} {y}",), "{a} {b} {c} {d}:"),
+  "sentence": Wording((CODE,), ASK),
+  "needle": Wording((CODE, *FILLER), ASK),
+  "needle_multi_key": Wording((CODE, *FILLER), ASK),
+  "needle_multi_value": Wording((STONE, *FILLER), "What is the {c} stone of {a} {b}?"),
+  "paraphrase": Wording(
+    (CODE, "{a} {b} answers to the code {v}.", "Say {v} to enter the house of {a} {b}."),
+    "Which word opens the door of {a} {b}?",
+  ),
+  "two_fact": Wording(("The guard of {a} {b} is {c} {d}.", CODE), "What is the code of the guard of {a} {b}?"),
+  "conflict": Wording((CODE,), ASK),
+}
+ORDINALS = ("first", "second")
+WORDS, VALUE = "abcdvwxy", 4  # of a fact, and where its value begins
+SPLITS = ("train", "valid", "test")
+HELD_OUT = 4  # one pair of words in so many is for valid and test
+OTHER_KEYS = 0.25  # of the sentences of needle_multi_key state facts about others
+
+
+def vocabulary() -> list[str]:
+  """List the distinct words and marks of every variant."""
+  templates = " ".join(text for wording in WORDINGS.values() for text in (*wording.statements, wording.question))
+  pieces = re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", templates))
+  return list(dict.fromkeys([*pieces, *ORDINALS, *FIRST, *LAST, *VALUES, *HEX]))
+
+
+class Episodes(NamedTuple):
+  """A batch of inputs, each a list of facts and a question about them.
+
+  `facts` int32 [B, n, F] in the order in which they are read, right-padded, `lengths` [B, n]; `questions` [B, Q];
+  `answers` [B, A]; `needed` [B, g]: the facts that the answer takes, the one that moves first.
+  """
+
+  facts: np.ndarray
+  lengths: np.ndarray
+  questions: np.ndarray
+  answers: np.ndarray
+  needed: np.ndarray
+
+
+class Facts:
+  """Episodes of one variant, a pure function of (seed, split, index).
+
+  kv, kv_uuid, sentence: any fact could be asked for. needle: one fact among sentences that state none; among facts
+  about others as well (needle_multi_key); beside a second value of the same name (needle_multi_value). paraphrase: a
+  fact has one of three wordings, the question a fourth. two_fact: the question names one fact, which names the other.
+  conflict: the name has an older value, read first, and the newest counts.
+
+  `chance` is the accuracy of a guess among all values. Raises ValueError for an unknown variant, and for fewer facts
+  than an episode takes or more than there are names held out.
+  """
+
+  def __init__(self, variant: str = "kv", n_facts: int = 64, seed: int = 0):
+    most = len(FIRST) * len(LAST) // HELD_OUT
+    if variant not in WORDINGS:
+      raise ValueError(f"variant is {variant!r}; one of {', '.join(WORDINGS)}")
+    if not 4 <= n_facts <= most:
+      raise ValueError(f"n_facts = {n_facts} must lie in [4, {most}], the number of names that are held out")
+    self.variant, self.n_facts, self.seed = variant, n_facts, seed
+    self.tokenizer = WordTokenizer(vocabulary())
+    wording = WORDINGS[variant]
+    statements = [self._template(text) for text in wording.statements]
+    self._statements, self._lengths = pad_rows(statements, max(map(len, statements)), self.tokenizer.special["<|pad|>"])
+    self._question = np.array(self._template(wording.question), np.int32)
+    ids = lambda words: np.array([self.tokenizer.encode(word)[0] for word in words], np.int32)
+    first, last = (HEX, HEX) if variant == "kv_uuid" else (FIRST, LAST)
+    # the grid of all pairs, of which a diagonal in every HELD_OUT is held out: each word is in as many of either
+    pairs = np.stack(np.meshgrid(ids(first), ids(last), indexing="ij"), axis=-1).reshape(-1, 2)
+    held_out = np.add(*np.divmod(np.arange(len(pairs)), len(last))) % HELD_OUT == 0
+    self._names = {"train": pairs[~held_out], "test": pairs[held_out]}
+    self._values, self._ordinals = ids(HEX if variant == "kv_uuid" else VALUES), ids(ORDINALS)
+    self._n_values = 4 if variant == "kv_uuid" else 1
+    self.chance = float(len(self._values)) ** -self._n_values
+
+  def depths(self, n_bins: int) -> np.ndarray:
+    """Return the positions int [n_bins] of a fact that moves, evenly from the first to the last."""
+    return np.linspace(1 if self.variant == "conflict" else 0, self.n_facts - 1, n_bins).round().astype(int)
+
+  def episodes(self, split: str, indices: Indices, depths: Indices, *, changed: bool = False) -> Episodes:
+    """Return the episodes with the fact that moves at position `depths` [B] of the input.
+
+    `changed` gives the fact that states the answer another value, and leaves everything else as it is.
+    Raises ValueError for an unknown split, a negative index and a depth outside the input.
+    """
+    if split not in SPLITS:
+      raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    lowest = self.depths(2)[0]
+    for index, depth in zip(indices, depths, strict=True):
+      if index < 0 or not lowest <= depth < self.n_facts:
+        raise ValueError(f"need an index >= 0 and a depth in [{lowest}, {self.n_facts}), got {index} and {depth}")
+    drawn = [self._draw(split, int(index), changed) for index in indices]
+    words, kinds, partners = (np.stack(column) for column in zip(*drawn, strict=True))
+    two_facts = self.variant == "two_fact"
+    rows = np.arange(len(drawn))
+    answers = words[rows, partners if two_facts else 0][:, VALUE : VALUE + self._n_values]
+    # the others keep their order: read fact 0 at its depth, fact i before it at i - 1, behind it at i
+    place = np.arange(self.n_facts)[None, :]
+    depths_Bx1 = np.asarray(depths)[:, None]
+    order = np.where(place == depths_Bx1, 0, place + (place < depths_Bx1))
+    facts = _fill(self._statements[kinds], words)[rows[:, None], order]
+    moved = partners - (partners <= depths_Bx1[:, 0])
+    needed = np.stack([depths_Bx1[:, 0], moved], axis=1) if two_facts else depths_Bx1
+    return Episodes(
+      facts, self._lengths[kinds][rows[:, None], order], _fill(self._question[None], words[:, 0]), answers, needed
+    )
+
+  def _draw(self, split: str, index: int, changed: bool) -> tuple[np.ndarray, np.ndarray, int]:
+    """Draw the words [n, 8] and the statements [n] of an episode's facts, the one that moves first, and its partner."""
+    variant, n = self.variant, self.n_facts
+    rng = np.random.default_rng([self.seed, SPLITS.index(split), list(WORDINGS).index(variant), index])
+    known = self._names["train" if split == "train" else "test"]
+    names = known[rng.choice(len(known), n, replace=False)]
+    partner = 1 if variant == "conflict" else int(rng.integers(1, n))
+    others = names[rng.permutation(n)]
+    values = rng.integers(len(self._values), size=(n, 4))
+    kinds = np.zeros(n, int)
+    if variant == "kv_uuid":
+      others = self._values[rng.integers(len(self._values), size=(n, 2))]
+    elif variant == "paraphrase":
+      kinds = rng.integers(len(self._statements), size=n)
+    elif variant == "two_fact":
+      kinds = (rng.permutation(n) < n // 2).astype(int)
+      kinds[[0, partner]] = 0, 1
+      others = names[rng.choice(np.flatnonzero(kinds), n)]
+      others[0] = names[partner]
+    elif variant.startswith("needle"):
+      kinds[1:] = rng.integers(1, len(self._statements), size=n - 1)
+      if variant == "needle_multi_key":
+        kinds[1:][rng.random(n - 1) < OTHER_KEYS] = 0
+      elif variant == "needle_multi_value":
+        kinds[partner], others[[0, partner], 0] = 0, rng.permutation(self._ordinals)
+    if variant in ("conflict", "needle_multi_value"):
+      names[partner] = names[0]
+      values[partner] = values[0] + rng.integers(2, len(self._values))  # neither the value nor what it is changed to
+    if changed:
+      values[partner if variant == "two_fact" else 0] += 1
+    return np.concatenate([names, others, self._values[values % len(self._values)]], axis=1), kinds, partner
+
+  def _template(self, text: str) -> list[int]:
+    """Encode a template: token ids, and ~i for word i of a fact."""
+    pieces = re.findall(r"\{\w\}|[^{}]+", text)
+    return [
+      token
+      for piece in pieces
+      for token in ([~WORDS.index(piece[1])] if piece[0] == "{" else self.tokenizer.encode(piece))
+    ]
+
+
+def _fill(templates: np.ndarray, words: np.ndarray) -> np.ndarray:
+  """Put words int32 [..., 8] into the places of templates int32 [..., F]."""
+  templates = np.broadcast_to(templates, (*words.shape[:-1], templates.shape[-1]))
+  return np.where(templates < 0, np.take_along_axis(words, np.maximum(~templates, 0), axis=-1), templates)
