@@ -1,6 +1,6 @@
 """Multi-hop rollouts: decode until every row has stopped, search for the query, extend the caches by what was found.
 
-On device all hops of a batch are one XLA program, a scan over hops with the retrieval inside (`rollout`); the host mode
+On device all hops of a batch are one XLA program, a loop over hops with the retrieval inside (`rollout`); the host mode
 (`rollout_on_host`) runs the same steps around any Python retriever. A row is in one of three states:
 
   RUNNING    it writes; its turn starts at `turn_start`
@@ -9,6 +9,7 @@ On device all hops of a batch are one XLA program, a scan over hops with the ret
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -293,23 +294,27 @@ def rollout(
   `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> Found` is traced too: an encoder, a search and a
   gather, with documents of `document_tokens` tokens. Rows with an empty mask are not searching; their result is unused.
   """
-  config = policy.config
+  config, batch = policy.config, prompts_BxT.shape[0]
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
-  state = start(policy, prompts_BxT, lengths_B, size)
 
-  def hop(state: _State, i: Array) -> tuple[_State, Array]:
-    state = decode(policy, state, jax.random.fold_in(key, i))
-    over_budget = i >= config.max_hops
-    used = ((state.status == SEARCHING) & ~over_budget)[:, None]
+  def find(state: _State, i: Array) -> tuple[_State, Array]:
     with jax.named_scope("retrieve"):
-      search = lambda: Found(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
-      nothing = lambda: jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), jax.eval_shape(search))
-      found = jax.lax.cond(used.any(), search, nothing)  # the last hop, at the latest, needs no search
-    return append(policy, state, found, over_budget), jnp.where(used, found.slots, -1)
+      found = Found(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
+    searching = (state.status == SEARCHING)[:, None]
+    return append(policy, state, found, i >= config.max_hops), jnp.where(searching, found.slots, -1)
 
-  state, slots = jax.lax.scan(hop, state, jnp.arange(config.max_hops + 1))
-  state = decode(policy, state, jax.random.fold_in(key, config.max_hops + 1))
-  return _finish(state, lengths_B, jnp.swapaxes(slots[: config.max_hops], 0, 1))
+  def hop(carry: tuple[_State, Array, Array]) -> tuple[_State, Array, Array]:
+    state, slots, i = carry
+    state = decode(policy, state, jax.random.fold_in(key, i))
+    nothing = lambda state, i: (state, jnp.full((batch, config.documents_per_hop), -1, jnp.int32))
+    # after the last turns nobody searches: then there is nothing to read, for hardly less than the longest documents
+    state, found = jax.lax.cond((state.status == SEARCHING).any(), find, nothing, state, i)
+    return state, slots.at[:, i].set(found, mode="drop"), i + 1
+
+  slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)  # one beyond the budget
+  carry = start(policy, prompts_BxT, lengths_B, size), slots, jnp.zeros((), jnp.int32)
+  state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
+  return _finish(state, lengths_B, slots[:, : config.max_hops])
 
 
 HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[tuple[int, Sequence[int]]]]]
@@ -328,21 +333,20 @@ def rollout_on_host(
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
   static = (policy.model, config, policy.control)
   state = _start_jit(static, policy.params, prompts_BxT, lengths_B, size)
-  all_slots = []
-  for hop in range(config.max_hops + 1):
+  slots = np.full((len(lengths_B), config.max_hops, config.documents_per_hop), -1, np.int32)
+  for hop in itertools.count():
     state = _decode_jit(static, policy.params, state, jax.random.fold_in(key, hop))
+    searching = np.asarray(state.status) == SEARCHING
+    if not searching.any():
+      break
     queries, mask = (np.asarray(x) for x in _read_jit(static, policy.params, state))
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
-    searching = np.asarray(state.status) == SEARCHING
     results = [()] * len(texts) if over_budget else retrieve(texts, hop)
     found = _to_found(results, config.documents_per_hop, document_tokens)
     state = _append_jit(static, policy.params, state, found, np.asarray(over_budget))
-    all_slots.append(np.where(searching[:, None], found.slots, -1))
-  state = _decode_jit(static, policy.params, state, jax.random.fold_in(key, config.max_hops + 1))
-  slots = np.zeros((len(lengths_B), 0, config.documents_per_hop), np.int32)
-  if config.max_hops:
-    slots = np.stack(all_slots[: config.max_hops], axis=1)
+    if not over_budget:
+      slots[:, hop] = np.where(searching[:, None], found.slots, -1)
   return _finish(state, lengths_B, jnp.asarray(slots))
 
 

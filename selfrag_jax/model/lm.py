@@ -5,6 +5,7 @@ stacked parameters, so that compile time does not grow with depth. Decoding runs
 that `unstack` has taken apart: scanning over a cache would copy it at every step.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -164,6 +165,7 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
   return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: PRNGKey) -> Params:
   """Draw stacked parameters, boxed with their logical axes (`nn.unbox` takes the boxes off)."""
   return LM(config).init(key, jnp.zeros((1, 2), jnp.int32))

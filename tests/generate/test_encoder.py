@@ -32,7 +32,7 @@ KEYS = TASK.kb.key_tokens()
 def params():
   import flax.linen as nn
 
-  return nn.unbox(jax.jit(lambda key: init_params(MODEL, key))(jax.random.key(0)))
+  return nn.unbox(init_params(MODEL, jax.random.key(0)))
 
 
 def test_embeddings_are_standardised_means_of_real_tokens(params):

@@ -27,7 +27,7 @@ def small(pattern="TM", **overrides) -> ModelConfig:
 
 @functools.cache
 def params_of(config):
-  return nn.unbox(jax.jit(lambda key: init_params(config, key))(jax.random.key(0)))
+  return nn.unbox(init_params(config, jax.random.key(0)))
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def test_without_a_search_nothing_is_found(player):
 def test_the_advantage_of_a_rollout_reaches_its_own_row(player, monkeypatch):
   indices, config = np.array([4, 9, 2]), RLConfig(steps=1, questions_per_step=3, rollouts_per_question=2)
   prompts = TASK.questions("train", indices).prompts
-  params = nn.unbox(jax.jit(lambda key: init_params(MODEL, key))(jax.random.key(0)))
+  params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   bounds, mesh = RolloutConfig(1, 1, 3, 2), player.mesh
   phase = Refrag("rl", player, MODEL, config, bounds, EvalConfig(), mesh=mesh, seed=0, params=params)
 

@@ -30,7 +30,7 @@ def params():
     20, d_model=16, n_layers=4, n_heads=4, n_kv_heads=2, block_pattern="TTMM", qk_norm=True, tie_embeddings=False,
     ssm_state=8, ssm_head_dim=8,
   )  # fmt: skip
-  return jax.jit(lambda key: nn.unbox(init_params(config, key)))(jax.random.key(0))
+  return nn.unbox(init_params(config, jax.random.key(0)))
 
 
 def step(config, params, gradients):
