@@ -123,14 +123,18 @@ class _State:
 
 def block_width(config: RolloutConfig, control: ControlTokens, document_tokens: int) -> int:
   """Return the most tokens that one search can put into the context."""
-  documents = 2 + config.documents_per_hop * (document_tokens + 2)
-  return max(documents, len(control.notice) + 3)
+  return max(_documents_width(config, document_tokens), len(control.notice) + 3)
+
+
+def _documents_width(config: RolloutConfig, document_tokens: int) -> int:
+  return 2 + config.documents_per_hop * (document_tokens + 2)
 
 
 def capacity(config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int) -> int:
-  """Return the most tokens that a rollout can have: the size of its caches and arrays."""
-  turn = 2 + max(config.max_query_tokens, config.max_answer_tokens)
-  return prompt_tokens + (config.max_hops + 1) * (turn + block_width(config, control, document_tokens)) + turn
+  """Return the most tokens that a rollout can have: searches within the budget, one beyond it, and the answer."""
+  query, answer = 2 + config.max_query_tokens, 2 + config.max_answer_tokens
+  refused = query + len(control.notice) + 2
+  return prompt_tokens + config.max_hops * (query + _documents_width(config, document_tokens)) + refused + answer
 
 
 def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -30,15 +30,21 @@ INSTRUCTION = (
   "Then give a short answer."
 )
 QUERY_WORDS = 6
+MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw one fail repeats itself when it does
 SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keeps what is drawn for different ends apart
 
+CLOZE = "Which words are missing? {sentence}"
+CLOZE_WORDS = (6, 30)  # of a sentence that is asked about
+CLOZE_TRIES = 100
+
+_NAME_OR_NUMBER = re.compile(r"(?<=[^.!?] )(?:[A-Z]\w+(?: [A-Z]\w+)*|\d[\d,]*)\b")
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 
 
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
 
-  Splits: "sft" for demonstrations; "train" for reinforcement, which goes on for ever, every epoch in an order of its
+  Splits: "sft" for demonstrations and "train" for reinforcement, which go on for ever, every epoch in an order of its
   own; "valid" and "test". A policy that was shown how a question is answered answers it the same way every time, and
   reinforcement finds nothing to compare: therefore "train" has questions of its own.
 
@@ -46,7 +52,9 @@ class PassageSearch:
   cut: `dropped_questions` had a prompt longer than `prompt_tokens`, `unanswered_questions` no answer.
 
   A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
-  shares of sft, train, valid and test.
+  shares of sft, train, valid and test. `cloze` of the gold demonstrations are about a sentence of a random passage with
+  a name or a number left out (the inverse cloze task of ORQA, arXiv 1906.00300, with an answer): there are always new
+  ones, where the sft questions are few and soon known by heart.
 
   Raises ValueError if a part comes out empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -64,17 +72,22 @@ class PassageSearch:
     max_query_tokens: int = 24,
     index: Literal["title_text", "title"] = "title_text",
     ratios: tuple[float, float, float, float] = (0.4, 0.2, 0.1, 0.3),
+    cloze: float = 0.0,
     seed: int = 0,
   ):
     if index not in ("title_text", "title"):
       raise ValueError(f"index must be title_text or title, got {index!r}")
+    if not 0 <= cloze <= 1:
+      raise ValueError(f"cloze must be a share in [0, 1], got {cloze}")
     self.tokenizer, self.template, self.seed = tokenizer, template, seed
     self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
+    self._cloze_share = cloze
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
     self._corpus = self._make_corpus(index)
-    self._frequency = Counter(word for document in self.documents for word in set(_words(_said(document))))
+    self._words = [set(_words(_said(document))) for document in self.documents]
+    self._frequency = Counter(word for words in self._words for word in words)
     # nobody who writes a query knows which of several Medicis has "(board game)" in its title
     self._names = [_DISAMBIGUATION.sub("", doc["title"]) or doc["content"] for doc in self.documents]
     self._name_queries = [self._query_head(name) for name in self._names]
@@ -85,7 +98,9 @@ class PassageSearch:
     self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
     self.unanswered_questions = data.unanswered
     self._parts = self._split(ratios)
-    self._train = ShuffledEpochs(self._parts["train"], seed, EPOCH_STREAM)
+    self._epochs = {
+      split: ShuffledEpochs(self._parts[split], seed, EPOCH_STREAM, SPLITS.index(split)) for split in ("sft", "train")
+    }
     self.chance = self._best_constant()
 
   def size(self, split: str) -> int:
@@ -97,7 +112,7 @@ class PassageSearch:
   def questions(self, split: str, indices: Indices) -> Questions:
     """Return the questions; gold slots are padded by -1 to the most that any question has.
 
-    Raises ValueError for a negative index, and for one past the end of any split but train.
+    Raises ValueError for a negative index, and for one past the end of valid or test.
     """
     chosen = self._choose(split, indices)
     prompts, lengths = pad_rows([self._prompts[question] for question in chosen], self.prompt_tokens)
@@ -115,11 +130,13 @@ class PassageSearch:
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
     """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.
 
-    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer. A query holds
-    only words that the question or an earlier passage says: the passage's name if it is among them, else those that
-    tell the passage best from the others. "random" teaches the format alone: 1..max_hops searches for titles drawn
-    uniformly, the answer of another sft question; OVERRUN_RATE of them search once too often and get NOTICE. Each
-    search shows one passage.
+    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; `cloze` of the
+    indices get a question about a sentence instead. A query holds only words that the question or an earlier passage
+    says: the passage's name if it is among them, else those that tell the passage best from the others. As far as
+    `max_hops` has room, MISS_RATE of the searches are tried before with fewer words, which find the most similar wrong
+    passage. "random" teaches the format alone: 1..max_hops searches
+    for titles drawn uniformly, the answer of another sft question; OVERRUN_RATE of them search once too often and get
+    NOTICE. Each search shows one passage.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
     """
@@ -128,11 +145,13 @@ class PassageSearch:
         f"strategy must be one of {', '.join(STRATEGIES)} and max_hops >= 1, got {strategy!r} and {max_hops}"
       )
     [question] = self._choose(split, [index])
+    rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
     if strategy == "gold":
-      passages, answer = question.gold[:max_hops], question.answers[0]
-      queries = self._gold_queries(question, passages)
+      if rng.random() < self._cloze_share:
+        question = self._cloze(rng)
+      queries, passages = self._gold_searches(question, max_hops, rng)
+      answer = question.answers[0]
     else:
-      rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
       overrun = rng.random() < OVERRUN_RATE
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
       passages = rng.integers(len(self.documents), size=n_searches)
@@ -200,31 +219,68 @@ class PassageSearch:
     return max(right[answer] for answer in known) / len(held_out)
 
   def _choose(self, split: str, indices: Indices) -> list[Question]:
-    size = self.size(split)
-    end = float("inf") if split == "train" else size
+    size, epochs = self.size(split), self._epochs.get(split)
+    end = size if epochs is None else float("inf")
     if wrong := [int(i) for i in indices if not 0 <= i < end]:
       raise ValueError(f"index {wrong[0]} of {split} is outside [0, {end})")
-    questions = self._train if split == "train" else self._parts[split]
+    questions = self._parts[split] if epochs is None else epochs
     return [questions[i] for i in indices]
 
-  def _gold_queries(self, question: Question, passages: Sequence[int]) -> list[str]:
-    read, queries = [question.text], []
-    for passage in passages:
+  def _gold_searches(self, question: Question, max_hops: int, rng: np.random.Generator) -> tuple[list[str], list[int]]:
+    gold = question.gold[:max_hops]
+    read, queries, found = [question.text], [], []
+    spare = max_hops - len(gold)
+    for passage in gold:
       name = re.compile(rf"(?<!\w){re.escape(self._names[passage])}(?!\w)", re.IGNORECASE)
       named = any(name.search(text) for text in read)
-      queries.append(self._name_queries[passage] if named else self._telling_words("\n".join(read), passage))
+      telling = self._telling_words("\n".join(read), passage)
+      query = self._name_queries[passage] if named else self._query_head(" ".join(telling))
+      attempt = self._some_words(telling, rng)
+      wrong = set(range(len(self.documents))) - {*question.gold, *found}
+      if rng.random() < MISS_RATE and spare and wrong and attempt.lower() not in ("", query.lower()):
+        queries.append(attempt)
+        found.append(self._most_similar(attempt, wrong))
+        read.append(_said(self.documents[found[-1]]))
+        spare -= 1
+      queries.append(query)
+      found.append(passage)
       read.append(_said(self.documents[passage]))
-    return queries
+    return queries, found
 
-  def _telling_words(self, read: str, passage: int) -> str:
+  def _cloze(self, rng: np.random.Generator) -> Question:
+    """Leave a name or a number out of a sentence. Raises ValueError if the passages seem to have none."""
+    for _ in range(CLOZE_TRIES):
+      passage = int(rng.integers(len(self.documents)))
+      for sentence in rng.permutation(re.split(r"(?<=[.!?])\s+", self.documents[passage]["content"])):
+        gaps = list(_NAME_OR_NUMBER.finditer(sentence))
+        if gaps and CLOZE_WORDS[0] <= len(sentence.split()) <= CLOZE_WORDS[1]:
+          gap = gaps[rng.integers(len(gaps))]
+          text = CLOZE.format(sentence=f"{sentence[: gap.start()]}___{sentence[gap.end() :]}")
+          return Question("", text, (gap[0],), (passage,))
+    raise ValueError(f"{CLOZE_TRIES} random passages have no sentence with a name or a number: set data.cloze = 0")
+
+  def _telling_words(self, read: str, passage: int) -> list[str]:
     """Return the rarest words that the text shares with a passage, in the text's order and spelling."""
     words: dict[str, str] = {}
     for word in re.findall(r"\w+", read):
       words.setdefault(word.lower(), word)
-    shared = words.keys() & set(_words(_said(self.documents[passage]))) or words.keys()
+    shared = words.keys() & self._words[passage] or words.keys()
     in_order = [word for word in words if word in shared]
     rarest = set(sorted(in_order, key=self._frequency.__getitem__)[:QUERY_WORDS])
-    return self._query_head(" ".join(words[word] for word in in_order if word in rarest))
+    return [words[word] for word in in_order if word in rarest]
+
+  def _some_words(self, words: list[str], rng: np.random.Generator) -> str:
+    """Return fewer words than there are, in their order; none of a single one."""
+    if len(words) < 2:
+      return ""
+    kept = rng.choice(len(words), rng.integers(1, len(words)), replace=False)
+    return self._query_head(" ".join(words[i] for i in sorted(kept)))
+
+  def _most_similar(self, query: str, passages: set[int]) -> int:
+    """Return the passage that shares the most and the rarest words with a query; the first of several."""
+    weights = {word: 1 / self._frequency[word] for word in _words(query) if word in self._frequency}
+    score = lambda passage: sum(weight for word, weight in weights.items() if word in self._words[passage])
+    return max(sorted(passages), key=score)
 
   def _rng(self, stream: int, *counters: int) -> np.random.Generator:
     return np.random.default_rng([self.seed, stream, *counters])

@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 
 from selfrag_jax.metrics.answers import exact_match
 from selfrag_jax.tasks.datasets import Passage, QAFolder, Question, read_qa_folder
-from selfrag_jax.tasks.passages import INSTRUCTION, PassageSearch
+from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, PassageSearch
 from selfrag_jax.tasks.search import NOTICE, SPLITS
 from selfrag_jax.text.chat import COMPACT, document_body
 from selfrag_jax.text.tokenizer import ByteTokenizer
@@ -57,10 +57,10 @@ def exchange(demonstration):
   return [part["text"] for part in searched[::2]], found, answer["text"]
 
 
-def gold_exchange(question, max_hops=4, **options):
+def gold_exchange(question, max_hops=None, **options):
   """Demonstrate `question`, the first that is drawn for training among copies of it."""
   task = make([question._replace(id=f"q{i}") for i in range(10)], **options)
-  return exchange(task.demonstration("sft", 0, "gold", max_hops))
+  return exchange(task.demonstration("sft", 0, "gold", max_hops or len(question.gold)))
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +221,70 @@ def test_more_gold_passages_than_hops_lose_the_last_ones():
   assert (len(searches), found, answer) == (2, ["Medici (board game)", "Reiner Knizia"], "Illertissen")
 
 
+def test_a_search_fails_at_times_and_is_tried_again_as_far_as_there_is_room():
+  task = make([QUESTION._replace(id=f"q{i}") for i in range(10)])
+  gold = [PASSAGES[passage].title for passage in QUESTION.gold]
+  words = lambda text: set(re.findall(r"\w+", text.lower()))
+  failed, n = Counter(), 300
+  for index in range(n):
+    searches, found, answer = exchange(task.demonstration("sft", index, "gold", 4))
+    assert [title for title in found if title in gold] == gold
+    assert len(found) <= 4
+    assert answer == "Illertissen"
+    read = words(QUESTION.text)
+    for hop, (query, title) in enumerate(zip(searches, found, strict=True)):
+      assert words(query) <= read
+      if title not in gold:
+        failed[hop] += 1
+        assert found[hop + 1] == gold[hop]
+        assert title == max(("Go", "River"), key=lambda other: len(words(query) & words(text_named(other))))
+      read |= words(text_named(title))
+  # there is room for one; the question has one word of the first passage, and with no less can it be tried
+  assert failed[0] == 0
+  assert binomtest(failed[1], n, MISS_RATE).pvalue > 1e-3
+  assert binomtest(failed[2], n, MISS_RATE * (1 - MISS_RATE)).pvalue > 1e-3
+  assert all(exchange(task.demonstration("sft", index, "gold", 3))[1] == gold for index in range(20))
+
+
+def test_a_share_of_the_demonstrations_asks_about_a_sentence_of_a_passage():
+  passages = [
+    Passage(f"n{i}", f"Town {i}", f"Short. The market of this old town burned down in {1800 + i} and was built anew.")
+    for i in range(30)
+  ]
+  data = folder([Question(f"q{i}", f"Question {i}?", ("x",), (i,)) for i in range(30)], passages)
+  task = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": 200, "cloze": 0.5}))
+  asked, n = Counter(), 200
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "gold", 1)
+    question = demonstration["messages"][1]["content"]
+    [query], [found], answer = exchange(demonstration)
+    asked[question.startswith("Question")] += 1
+    if not question.startswith("Question"):
+      [passage] = [passage for passage in passages if passage.title == found]
+      # the one sentence that is long enough; its first word is no name
+      sentence = "The market of this old town burned down in ___ and was built anew."
+      assert question == f"Which words are missing? {sentence}"
+      assert answer == passage.text.split()[-5]
+      assert set(query.split()) < set(sentence.split())
+  assert binomtest(asked[True], n, 0.5).pvalue > 1e-3
+  again = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": 200, "cloze": 0.5}))
+  assert again.demonstration("sft", 7, "gold", 1) == task.demonstration("sft", 7, "gold", 1)
+  nameless = folder(numbered(10), [Passage("p", "Go", "The old game of the stones is played by two.")] * 5)
+  task = PassageSearch(nameless, TOKENIZER, COMPACT, **SIZES, cloze=1.0)
+  with pytest.raises(ValueError, match=r"no sentence with a name or a number: set data\.cloze = 0"):
+    task.demonstration("sft", 0, "gold", 1)
+  with pytest.raises(ValueError, match=r"cloze must be a share in \[0, 1\], got 2"):
+    make(numbered(10), cloze=2)
+
+
+def text_named(title):
+  [passage] = [passage for passage in PASSAGES if passage.title == title]
+  return f"{passage.title} {passage.text}"
+
+
 def test_gold_demonstrations_are_about_the_question_of_the_same_index(task):
   for index in (0, 15):
-    demonstration = task.demonstration("sft", index, "gold", 2)
+    demonstration = task.demonstration("sft", index, "gold", 1)
     system, user, _ = demonstration["messages"]
     [prompt] = ids(task, "sft", [index])
     assert (system["content"], user["role"]) == (INSTRUCTION, "user")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.tasks.search import SearchTask, ShuffledEpochs
+from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import sequence_log_probs
@@ -59,10 +59,11 @@ class SFT:
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(model, self._optimizer, mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
-    size = task.size("sft")
-    self._order = None if size is None else ShuffledEpochs(self._fitting(size), seed)
-    self._row_starts = [0]  # where each row begins in the order of a data set that ends
+    self._size = task.size("sft")  # of an epoch; None: no question comes twice
+    self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
     self._rendered = functools.lru_cache(4 * config.batch_size)(self._render)
+    if self._size is not None:
+      self._check_lengths(self._size)
 
   def abstract_state(self) -> TrainState:
     return abstract_state(self._model, self._optimizer, self._mesh)
@@ -92,12 +93,11 @@ class SFT:
 
   def row(self, row: int) -> list[int]:
     """Return the demonstrations that a row of the whole training holds: a function of the seed and the row."""
-    if self._order is None:  # endless: rows begin so far apart that no two can meet
-      start = row * self._config.max_tokens
-      return list(range(start, self._row_end(start)))
-    while len(self._row_starts) <= row + 1:
-      self._row_starts.append(self._row_end(self._row_starts[-1]))
-    return [self._order[position] for position in range(*self._row_starts[row : row + 2])]
+    if self._size is None:  # rows begin so far apart that no two can meet
+      return self._packed(row * self._config.max_tokens)[0]
+    while len(self._rows) <= row:  # every epoch is shown whole: a row begins where the one before it ended
+      self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
+    return self._rows[row][0]
 
   def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
     tokens = np.count_nonzero(batch["segment_ids"])
@@ -112,22 +112,25 @@ class SFT:
     batch = abstract(self.batch(0), batch_sharding(self._mesh))
     return {"update": self._update.lower(self.abstract_state(), batch)}
 
-  def _row_end(self, start: int) -> int:
-    """Return the position behind the demonstrations from `start` on that fit into a row (next-fit packing)."""
-    room, position = self._config.max_tokens, start
-    while (length := len(self._rendered(position if self._order is None else self._order[position])[0])) <= room:
-      room, position = room - length, position + 1
-    if position == start:
-      raise ValueError(f"a demonstration of {length} tokens exceeds {self.name}.max_tokens = {room}")
-    return position
+  def _packed(self, index: int) -> tuple[list[int], int]:
+    """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
+    width = room = self._config.max_tokens
+    chosen = []
+    while (length := len(self._rendered(index)[0])) <= room or length > width:
+      if length <= room:
+        chosen.append(index)
+        room -= length
+      elif self._size is None:
+        raise ValueError(f"a demonstration of {length} tokens exceeds {self.name}.max_tokens = {width}")
+      index += 1
+    return chosen, index
 
-  def _fitting(self, size: int) -> list[int]:
-    fits = [index for index in range(size) if len(self._render(index)[0]) <= self._config.max_tokens]
-    if not fits:
+  def _check_lengths(self, size: int) -> None:
+    too_long = sum(len(self._render(index)[0]) > self._config.max_tokens for index in range(size))
+    if too_long == size:
       raise ValueError(f"no demonstration fits into {self.name}.max_tokens = {self._config.max_tokens}")
-    if len(fits) < size:
-      logging.warning("%d of %d demonstrations exceed %s.max_tokens: left out", size - len(fits), size, self.name)
-    return fits
+    if too_long:
+      logging.warning("%d of %d demonstrations exceed %s.max_tokens: left out", too_long, size, self.name)
 
   def _render(self, index: int) -> tuple[list[int], list[int]]:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
