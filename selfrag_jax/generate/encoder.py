@@ -34,6 +34,7 @@ def init_lm_encoder(
   return LMEncoder(params, states.mean(axis=0), 1 / jnp.maximum(states.std(axis=0), 1e-6), config)
 
 
+@jax.jit
 def encode(encoder: TokenBag | LMEncoder, token_ids: ArrayLike, mask: ArrayLike) -> Array:
   """Embed token_ids int32 [B, T] where mask bool [B, T] with either encoder: [B, D], zeros for an empty row."""
   if isinstance(encoder, TokenBag):

@@ -158,7 +158,7 @@ def test_the_window_limits_what_is_seen():
 
 
 def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():
-  config = small("TMTMM")
+  config = small("TMM")  # one unit alone, one repeated
   params = params_of(config)
   flat = unstack(config, params)
   again = stack(config, flat)

@@ -22,12 +22,13 @@ CONFIG = ModelConfig(
 TOKENS = np.arange(12).reshape(2, 6)
 
 SHOW = """
-import json, sys, numpy as np
+import jax, json, sys, numpy as np
 from selfrag_jax.model.lm import LM
 from selfrag_jax.train.load import load_model
 loaded = load_model(sys.argv[1])
-hidden = LM(loaded.config).apply(loaded.params, np.arange(12).reshape(2, 6))
-print(json.dumps(np.asarray(LM(loaded.config).apply(loaded.params, hidden, method="logits")).tolist()))
+apply = jax.jit(LM(loaded.config).apply, static_argnames="method")
+hidden = apply(loaded.params, np.arange(12).reshape(2, 6))
+print(json.dumps(np.asarray(apply(loaded.params, hidden, method="logits")).tolist()))
 """
 
 
@@ -46,8 +47,8 @@ def workdir(tmp_path_factory):
 def test_another_process_gets_the_same_logits(workdir):
   loaded = load_model(workdir)
   assert loaded.config == CONFIG
-  hidden = LM(CONFIG).apply(loaded.params, TOKENS)
-  ours = LM(CONFIG).apply(loaded.params, hidden, method="logits")
+  apply = jax.jit(LM(CONFIG).apply, static_argnames="method")
+  ours = apply(loaded.params, apply(loaded.params, TOKENS), method="logits")
   run = subprocess.run([sys.executable, "-c", SHOW, str(workdir)], capture_output=True, text=True, check=True)
   np.testing.assert_array_equal(np.asarray(ours), np.asarray(json.loads(run.stdout.splitlines()[-1]), np.float32))
 
