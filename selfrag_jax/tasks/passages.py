@@ -37,6 +37,7 @@ CLOZE = "Which words are missing? {sentence}"
 CLOZE_WORDS = (6, 30)  # of a sentence that is asked about
 CLOZE_TRIES = 100
 
+# not at the start of a sentence, where every word has a capital
 _NAME_OR_NUMBER = re.compile(r"(?<=[^.!?] )(?:[A-Z]\w+(?: [A-Z]\w+)*|\d[\d,]*)\b")
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 
@@ -54,7 +55,7 @@ class PassageSearch:
   A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
   shares of sft, train, valid and test. `cloze` of the gold demonstrations are about a sentence of a random passage with
   a name or a number left out (the inverse cloze task of ORQA, arXiv 1906.00300, with an answer): there are always new
-  ones, where the sft questions are few and soon known by heart.
+  ones, where the sft questions are few and soon known by heart. The passages of held-out questions are among them.
 
   Raises ValueError if a part comes out empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -134,9 +135,8 @@ class PassageSearch:
     indices get a question about a sentence instead. A query holds only words that the question or an earlier passage
     says: the passage's name if it is among them, else those that tell the passage best from the others. As far as
     `max_hops` has room, MISS_RATE of the searches are tried before with fewer words, which find the most similar wrong
-    passage. "random" teaches the format alone: 1..max_hops searches
-    for titles drawn uniformly, the answer of another sft question; OVERRUN_RATE of them search once too often and get
-    NOTICE. Each search shows one passage.
+    passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, the answer of another
+    sft question; OVERRUN_RATE of them search once too often and get NOTICE. Each search shows one passage.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
     """
