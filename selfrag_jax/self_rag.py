@@ -28,7 +28,7 @@ GREEDY = SamplingConfig(temperature=0)
 IGNORED = -100  # a label that is not predicted
 
 Pooling = Literal["mean", "last", "cls"]
-Order = Literal["score", "reverse", "edges"]
+Order = Literal["score", "reverse", "edges", "position"]
 Inputs = Sequence[str] | Sequence[Sequence[int]]
 
 
@@ -44,7 +44,7 @@ class SelfRAGConfig:
   top_k: int = 5
   retrieval_method: Literal["cosine", "dot", "learned"] = "cosine"  # learned: a projection of the query, then dot
   embed_pooling: Pooling = "mean"
-  order: Order = "score"  # where the best chunk stands: first, last, or the best ones at both ends
+  order: Order = "score"  # the best chunk first, last (reverse), at both ends (edges); or as they were read (position)
   memory_dropout: float = 0.1  # of training sequences, how many see no memory
   contrastive_weight: float = 0.1
 
@@ -103,12 +103,17 @@ def augment(
   """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
 
   tokens int32 [B, T], lengths [B], found: k chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] with
-  0 behind, their lengths [B], and where the input starts [B].
+  0 behind, their lengths [B], and where the input starts [B]. `position` is the order of the slots.
   """
   batch, k, size = found.tokens.shape
   ranks = np.arange(k)
-  placed = {"score": ranks, "reverse": ranks[::-1], "edges": np.concatenate([ranks[::2], ranks[1::2][::-1]])}[order]
-  chunks, sizes, slots = (jnp.asarray(field)[:, placed] for field in found)
+  if order == "position":
+    placed = jnp.argsort(jnp.asarray(found.slots), axis=1)
+  else:
+    placed = {"score": ranks, "reverse": ranks[::-1], "edges": np.concatenate([ranks[::2], ranks[1::2][::-1]])}[order]
+    placed = jnp.broadcast_to(placed, (batch, k))
+  at = jnp.arange(batch)[:, None]
+  chunks, sizes, slots = (jnp.asarray(field)[at, placed] for field in found)
   exists = slots >= 0
   marks = jnp.full((batch, k, 1), ids.mem, jnp.int32)
   inside = exists[:, :, None] & (jnp.arange(size)[None, None, :] < sizes[:, :, None])
@@ -337,6 +342,8 @@ class SelfRAGModel:
     shape = (len(tokens), k)
     found = Found(np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32))
     for i, chunks in enumerate(retrieved):
+      if self.config.order == "position":  # of the store: a slot may have been reused
+        chunks = sorted(chunks, key=lambda chunk: chunk.metadata["position"])
       for j, chunk in enumerate(chunks):
         # a chunk that was stored without its token ids
         ids = chunk.token_ids if len(chunk.token_ids) else self.tokenizer.encode(chunk.text)[:size]

@@ -62,7 +62,8 @@ def augmented(tokens, chunks):
 
 
 @pytest.mark.parametrize(
-  ("order", "places"), [("score", [0, 1, 2, 3, 4]), ("reverse", [4, 3, 2, 1, 0]), ("edges", [0, 2, 4, 3, 1])]
+  ("order", "places"),
+  [("score", [0, 1, 2, 3, 4]), ("reverse", [4, 3, 2, 1, 0]), ("edges", [0, 2, 4, 3, 1]), ("position", None)],
 )
 def test_augment_is_token_exact(order, places):
   rng = np.random.default_rng(0)
@@ -74,7 +75,8 @@ def test_augment_is_token_exact(order, places):
   )
   assert out.shape == (4, 5 * 7 + 1 + 7)
   for b in range(4):
-    found = [chunks[b, j, : sizes[b, j]].tolist() for j in places if slots[b, j] >= 0]
+    placed = places or np.argsort(slots[b])
+    found = [chunks[b, j, : sizes[b, j]].tolist() for j in placed if slots[b, j] >= 0]
     expected = augmented(tokens[b, : lengths[b]].tolist(), found)
     assert out[b, : out_lengths[b]].tolist() == expected
     assert not out[b, out_lengths[b] :].any()

@@ -6,6 +6,7 @@ quarter of all pairs is held out, so that no fact of a test episode was ever sta
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ WORDINGS = {
   "two_fact": Wording(("The guard of {a} {b} is {c} {d}.", CODE), "What is the code of the guard of {a} {b}?"),
   "conflict": Wording((CODE,), ASK),
 }
+ASKABLE = ("kv", "kv_uuid", "sentence", "paraphrase")  # in which any fact of a list could be asked for
 ORDINALS = ("first", "second")
 WORDS, VALUE = "abcdvwxy", 4  # of a fact, and where its value begins
 SPLITS = ("train", "valid", "test")
@@ -128,14 +130,15 @@ class Facts:
     # the grid of all pairs, of which a diagonal in every HELD_OUT is held out: each word is in as many of either
     pairs = np.stack(np.meshgrid(ids(first), ids(last), indexing="ij"), axis=-1).reshape(-1, 2)
     held_out = np.add(*np.divmod(np.arange(len(pairs)), len(last))) % HELD_OUT == 0
-    self._names = {"train": pairs[~held_out], "test": pairs[held_out]}
+    self._names = {"train": pairs[~held_out], "valid": pairs[held_out], "test": pairs[held_out]}
+    self._first_depth = 1 if variant == "conflict" else 0  # the older value is read before
     self._values, self._ordinals = ids(HEX if variant == "kv_uuid" else VALUES), ids(ORDINALS)
     self._n_values = 4 if variant == "kv_uuid" else 1
     self.chance = float(len(self._values)) ** -self._n_values
 
   def depths(self, n_bins: int) -> np.ndarray:
     """Return the positions int [n_bins] of a fact that moves, evenly from the first to the last."""
-    return np.linspace(1 if self.variant == "conflict" else 0, self.n_facts - 1, n_bins).round().astype(int)
+    return np.linspace(self._first_depth, self.n_facts - 1, n_bins).round().astype(int)
 
   def episodes(self, split: str, indices: Indices, depths: Indices, *, changed: bool = False) -> Episodes:
     """Return the episodes with the fact that moves at position `depths` [B] of the input.
@@ -145,18 +148,65 @@ class Facts:
     """
     if split not in SPLITS:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    lowest = self.depths(2)[0]
+    lowest = self._first_depth
     for index, depth in zip(indices, depths, strict=True):
       if index < 0 or not lowest <= depth < self.n_facts:
         raise ValueError(f"need an index >= 0 and a depth in [{lowest}, {self.n_facts}), got {index} and {depth}")
-    drawn = [self._draw(split, int(index), changed) for index in indices]
+    drawn, names = [], self._names[split]
+    for index in indices:
+      rng = self._rng(split, index)
+      drawn.append(self._draw(rng, names[rng.choice(len(names), self.n_facts, replace=False)], changed))
+    return self._moved(drawn, np.asarray(depths))
+
+  def lists(self, split: str, indices: Indices, n_questions: int = 1) -> Episodes:
+    """Return lists with several questions each, about facts that are spread evenly over the list, for training.
+
+    questions [B, q, Q], answers [B, q, A], needed [B, q, g]. Of the variants in which any fact could be asked for,
+    question i is about a fact drawn from part i of q; the others have one question, about every depth in turn.
+    With c the number of lists that the names suffice for, lists `j c, …, j c + c - 1` share none: a batch of these has
+    no question that two of its lists answer. Raises ValueError for more questions than can be asked.
+    """
+    most = self.n_facts if self.variant in ASKABLE else 1
+    if not 1 <= n_questions <= most:
+      raise ValueError(
+        f"n_questions = {n_questions} must lie in [1, {most}] for {self.n_facts} facts of {self.variant}"
+      )
+    drawn, together = [], len(self._names[split]) // self.n_facts
+    for index in map(int, indices):
+      block, part = divmod(index, together)
+      names = self._rng(split, block, "names").permutation(self._names[split])
+      names = names[part * self.n_facts : (part + 1) * self.n_facts]
+      drawn.append(self._draw(self._rng(split, index, "list"), names))
+    if self.variant not in ASKABLE:
+      moved = self._moved(drawn, self._first_depth + np.asarray(indices) % (self.n_facts - self._first_depth))
+      one = lambda column: column[:, None]
+      return Episodes(moved.facts, moved.lengths, one(moved.questions), one(moved.answers), one(moved.needed))
+    words, kinds, _ = (np.stack(column) for column in zip(*drawn, strict=True))
+    edges = np.linspace(0, self.n_facts, n_questions + 1).astype(int)
+    asked = np.stack([self._rng(split, index, "asked").integers(edges[:-1], edges[1:]) for index in indices])
+    about = words[np.arange(len(words))[:, None], asked]
+    return Episodes(
+      _fill(self._statements[kinds], words),
+      self._lengths[kinds],
+      _fill(self._question, about),
+      about[..., VALUE : VALUE + self._n_values],
+      asked[..., None],
+    )
+
+  def _rng(self, split: str, index: int, *stream: str) -> np.random.Generator:
+    streams = [("names", "list", "asked").index(name) + 1 for name in stream]
+    variant = list(WORDINGS).index(self.variant)
+    return np.random.default_rng([self.seed, SPLITS.index(split), variant, int(index), *streams])
+
+  def _moved(self, drawn: Sequence[tuple[np.ndarray, np.ndarray, int]], depths: np.ndarray) -> Episodes:
+    """Write drawn facts down, fact 0 at its depth and the others around it in their order."""
     words, kinds, partners = (np.stack(column) for column in zip(*drawn, strict=True))
     two_facts = self.variant == "two_fact"
     rows = np.arange(len(drawn))
     answers = words[rows, partners if two_facts else 0][:, VALUE : VALUE + self._n_values]
     # the others keep their order: read fact 0 at its depth, fact i before it at i - 1, behind it at i
     place = np.arange(self.n_facts)[None, :]
-    depths_Bx1 = np.asarray(depths)[:, None]
+    depths_Bx1 = depths[:, None]
     order = np.where(place == depths_Bx1, 0, place + (place < depths_Bx1))
     facts = _fill(self._statements[kinds], words)[rows[:, None], order]
     moved = partners - (partners <= depths_Bx1[:, 0])
@@ -165,12 +215,11 @@ class Facts:
       facts, self._lengths[kinds][rows[:, None], order], _fill(self._question[None], words[:, 0]), answers, needed
     )
 
-  def _draw(self, split: str, index: int, changed: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Draw the words [n, 8] and the statements [n] of an episode's facts, the one that moves first, and its partner."""
+  def _draw(
+    self, rng: np.random.Generator, names: np.ndarray, changed: bool = False
+  ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Draw the words [n, 8] and the statements [n] of facts about `names` [n, 2], and the partner of fact 0."""
     variant, n = self.variant, self.n_facts
-    rng = np.random.default_rng([self.seed, SPLITS.index(split), list(WORDINGS).index(variant), index])
-    known = self._names["train" if split == "train" else "test"]
-    names = known[rng.choice(len(known), n, replace=False)]
     partner = 1 if variant == "conflict" else int(rng.integers(1, n))
     others = names[rng.permutation(n)]
     values = rng.integers(len(self._values), size=(n, 4))

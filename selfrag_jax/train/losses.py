@@ -8,6 +8,7 @@ import numpy as np
 
 from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.lm import LM
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
@@ -47,6 +48,28 @@ def sequence_log_probs(
   shifted = jnp.pad(jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)[:, : time - 1], ((0, 0), (1, 0)))
   follows = segment_ids_BxT == jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
   return jnp.where(follows & (segment_ids_BxT != 0), shifted, 0)
+
+
+def masked_lm_loss(config: ModelConfig, params: Params, batch: dict[str, Array]) -> LossSums:
+  """Sum the cross-entropy of the tokens under `mask` bool [B, T]; `tokens` and `segment_ids` as in the model."""
+  log_probs = sequence_log_probs(config, params, batch["tokens"], batch["segment_ids"])
+  return LossSums(-jnp.sum(jnp.where(batch["mask"], log_probs, 0)), jnp.sum(batch["mask"]), {})
+
+
+def info_nce(
+  queries_BxD: Array, chunks_CxD: Array, gold_B: Array, known_BxC: Array, *, temperature: float
+) -> tuple[Array, Array]:
+  """Contrast each query with its gold chunk against all others (InfoNCE, arXiv 1807.03748), in at least float32.
+
+  `known` bool marks chunks that are no negatives of a query, such as other ones that its answer takes. Returns the loss
+  of each query [B] and whether its gold chunk is the most similar [B].
+  """
+  dtype = accumulation_dtype(queries_BxD.dtype)
+  scores = jnp.einsum("bd,cd->bc", queries_BxD, chunks_CxD, preferred_element_type=dtype) / temperature
+  is_gold = jnp.arange(len(chunks_CxD))[None, :] == gold_B[:, None]
+  scores = jnp.where(known_BxC & ~is_gold, -jnp.inf, scores)
+  gold = jnp.take_along_axis(scores, gold_B[:, None], axis=1)[:, 0]
+  return jax.nn.logsumexp(scores, axis=1) - gold, gold >= scores.max(axis=1)
 
 
 def advantages(rewards_QxR: np.ndarray, kind: Advantage) -> tuple[np.ndarray, np.ndarray]:

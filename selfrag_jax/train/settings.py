@@ -64,6 +64,22 @@ class RLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryPhaseConfig:
+  """Training with memory: contexts that are remembered, and inputs that need them."""
+
+  steps: int = 300
+  batch_size: int = 8  # contexts, each with its own memory
+  accumulate: int = 1
+  temperature: float = 0.05  # of the contrastive loss
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    _check_split(self.batch_size, self.accumulate, "batch_size")
+    if self.temperature <= 0:
+      raise ValueError(f"temperature is {self.temperature}; it must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
 

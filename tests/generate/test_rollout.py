@@ -199,7 +199,8 @@ def test_lengths_are_bounded_and_long_turns_are_closed_by_force():
     RolloutConfig(1, 1, 3, 2), biases=((CONTROL.search_start, 9.0),)
   )  # opens queries and never closes one
   r = device_rollout(stubborn)
-  assert r.lengths.max() <= capacity(stubborn.config, CONTROL, prompts()[0].shape[1], X)
+  longest = capacity(stubborn.config, CONTROL, prompts()[0].shape[1], X)
+  assert r.lengths.max() == longest  # the longest prompt, query, document, refused query and answer
   for row, transcript in enumerate(read_transcripts(r, CONTROL)):
     ends = np.flatnonzero(np.isin(r.tokens[row, : r.lengths[row]], [CONTROL.search_end, CONTROL.answer_end]))
     forced = ends[~r.sampled[row, ends]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.facts import FIRST, HEX, LAST, VALUES, WORDINGS, Facts
+from selfrag_jax.tasks.facts import ASKABLE, FIRST, HEX, LAST, VALUES, WORDINGS, Facts
 
 N = 32
 TASKS = {variant: Facts(variant, N, seed=3) for variant in WORDINGS}
@@ -164,3 +164,39 @@ def test_what_there_is_not_is_refused():
   for variant, index, depth in (("kv", -1, 0), ("kv", 0, N), ("kv", 0, -1), ("conflict", 0, 0)):
     with pytest.raises(ValueError, match=rf"got {index} and {depth}"):
       TASKS[variant].episodes("test", [index], [depth])
+
+
+@every_variant
+def test_lists_are_asked_about_everywhere(variant):
+  task = TASKS[variant]
+  q = 4 if variant in ASKABLE else 1
+  lists = task.lists("train", range(60), q)
+  assert lists.questions.shape[:2] == lists.answers.shape[:2] == lists.needed.shape[:2] == (60, q)
+  for row in range(60):
+    for i in range(q):
+      one = lists._replace(questions=lists.questions[:, i], answers=lists.answers[:, i])
+      facts, question, answer = read(task, one, row)
+      assert lookup(variant, facts, question)[-1] == answer
+      assert answer not in lookup(variant, np.delete(facts, lists.needed[row, i, -1]), question)
+  places = lists.needed[..., 0]
+  if q == 1:  # every depth in turn
+    assert set(places[:, 0]) == set(range(task.depths(2)[0], N))
+  else:  # each question in its part
+    assert (places // (N // q) == np.arange(q)).all()
+    assert len(set(places[:, 0])) == N // q
+
+
+def test_lists_of_a_batch_share_no_name():
+  task = TASKS["kv"]
+  names = lambda indices: [tuple(ids[:2]) for ids in task.lists("train", indices).facts.reshape(-1, 4).tolist()]
+  together = 3072 // N
+  assert len(set(names(range(together)))) == 3072
+  assert len(set(names(range(together // 2, together // 2 + together)))) < 3072  # of two shuffles
+  again = task.lists("train", [5, 6])
+  np.testing.assert_array_equal(again.facts[1], task.lists("train", [6]).facts[0])
+
+
+def test_more_questions_than_can_be_asked_are_refused():
+  for variant, n, most in (("kv", N + 1, N), ("kv", 0, N), ("needle", 2, 1)):
+    with pytest.raises(ValueError, match=rf"n_questions = {n} must lie in \[1, {most}\]"):
+      TASKS[variant].lists("train", [0], n)

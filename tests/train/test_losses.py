@@ -9,7 +9,7 @@ import pytest
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
+from selfrag_jax.train.losses import advantages, info_nce, policy_loss, sequence_log_probs
 from selfrag_jax.train.state import LossSums, TrainState, make_update
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -199,3 +199,18 @@ def test_a_batch_without_any_token_changes_nothing():
   state, metrics = make_update(loss, optimizer)(state, jnp.zeros(4))
   np.testing.assert_array_equal(state.params["w"], 1)
   assert metrics["loss"] == 0
+
+
+def test_info_nce_is_the_cross_entropy_of_the_gold_chunk():
+  rng = np.random.default_rng(0)
+  queries, chunks = rng.normal(size=(4, 8)), rng.normal(size=(6, 8))
+  gold, known = np.array([2, 0, 5, 2]), np.zeros((4, 6), bool)
+  known[0, [2, 3]] = known[2, 1] = True  # no negatives; the gold chunk itself stays
+  losses, first = info_nce(*map(jnp.asarray, (queries, chunks, gold, known)), temperature=0.5)
+  for b in range(4):
+    others = [c for c in range(6) if c == gold[b] or not known[b, c]]
+    scores = np.exp(chunks[others] @ queries[b] / 0.5)
+    share = scores[others.index(gold[b])] / scores.sum()
+    np.testing.assert_allclose(losses[b], -np.log(share), atol=1e-5)
+    assert bool(first[b]) == (scores.argmax() == others.index(gold[b]))
+  assert 0 < np.asarray(first).sum() < 4

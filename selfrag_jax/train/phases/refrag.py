@@ -13,28 +13,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig
-from selfrag_jax.mesh import batch_sharding, check_batch
+from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search import permuted
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
 from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
-from selfrag_jax.train.optimizer import make_optimizer
+from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import EvalConfig, RLConfig
-from selfrag_jax.train.state import (
-  LossSums,
-  TrainState,
-  abstract,
-  abstract_state,
-  make_update,
-  state_from_params,
-  state_shardings,
-)
+from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
 
 
-class Refrag:
+class Refrag(GradientPhase):
   """The phase. It starts from `params`, a policy that knows the format."""
 
   best_metric = "exact_match"
@@ -63,20 +55,9 @@ class Refrag:
       )
     if config.control == "permuted" and config.questions_per_step < 2:
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
-    self.name, self.total_steps = name, config.steps
-    self._player, self._model, self._config = player, model, config
-    self._rollout, self._evaluation = rollout, evaluation
-    self._mesh, self._seed, self._params = mesh, seed, params
-    self._optimizer = make_optimizer(config.optimizer, config.steps)
-    shardings = state_shardings(model, self._optimizer, mesh)
-    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
+    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    self._player, self._config, self._rollout, self._evaluation = player, config, rollout, evaluation
     self._reference = (params,) if config.kl_weight else ()
-
-  def abstract_state(self) -> TrainState:
-    return abstract_state(self._model, self._optimizer, self._mesh)
-
-  def initial_state(self) -> TrainState:
-    return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
 
   def batches(self, start: int) -> Iterator[np.ndarray]:
     n = self._config.questions_per_step
@@ -97,9 +78,8 @@ class Refrag:
     rewards = self._rewards(episodes, scores, int(batch[0]))
     by_question = rewards.reshape(-1, config.rollouts_per_question)
     advantage, kept = advantages(by_question, config.advantage)
-    columns = jax.device_put(
-      {"advantages": advantage.reshape(-1), "kept": np.repeat(kept, config.rollouts_per_question)},
-      batch_sharding(self._mesh),
+    columns = self._on_mesh(
+      {"advantages": advantage.reshape(-1), "kept": np.repeat(kept, config.rollouts_per_question)}
     )
     state, metrics = self._update(state, _trained_on(episodes.rollout) | columns, *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
@@ -120,8 +100,7 @@ class Refrag:
     batch = _trained_on(rollout.out_info)
     batch |= {"advantages": jax.ShapeDtypeStruct((rows,), np.float32), "kept": jax.ShapeDtypeStruct((rows,), np.bool_)}
     reference = (state.params,) if config.kl_weight else ()
-    update = self._update.lower(state, abstract(batch, batch_sharding(self._mesh)), *reference)
-    return {"rollout": rollout, "update": update}
+    return {"rollout": rollout, "update": self._lower_update(batch, *reference)}
 
   def _rewards(self, episodes: Episodes, scores: Scores, first: int) -> np.ndarray:
     config = self._config

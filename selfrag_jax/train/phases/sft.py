@@ -8,36 +8,24 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import batch_sharding, check_batch
+from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.losses import sequence_log_probs
-from selfrag_jax.train.optimizer import make_optimizer
+from selfrag_jax.train.losses import masked_lm_loss
+from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import SFTConfig
-from selfrag_jax.train.state import (
-  LossSums,
-  TrainState,
-  abstract,
-  abstract_state,
-  init_state,
-  make_update,
-  state_from_params,
-  state_shardings,
-)
+from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
 
 
-class SFT:
+class SFT(GradientPhase):
   """The phase. `evaluate_policy(params)` scores rollouts; `params` start it, None draws fresh ones."""
-
-  best_metric = None
 
   def __init__(
     self,
@@ -53,25 +41,13 @@ class SFT:
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    self.name, self.total_steps = name, config.steps
-    self._task, self._model, self._config, self._max_hops = task, model, config, max_hops
-    self._mesh, self._seed, self._params, self._evaluate = mesh, seed, params, evaluate_policy
-    self._optimizer = make_optimizer(config.optimizer, config.steps)
-    shardings = state_shardings(model, self._optimizer, mesh)
-    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
+    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    self._task, self._config, self._max_hops, self._evaluate = task, config, max_hops, evaluate_policy
     self._size = task.size("sft")  # of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
     self._rendered = functools.lru_cache(4 * config.batch_size)(self._render)
     if self._size is not None:
       self._check_lengths(self._size)
-
-  def abstract_state(self) -> TrainState:
-    return abstract_state(self._model, self._optimizer, self._mesh)
-
-  def initial_state(self) -> TrainState:
-    if self._params is None:
-      return init_state(self._model, self._optimizer, self._mesh, self._seed)
-    return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
 
   def batches(self, start: int) -> Iterator[Any]:
     return batches(self.batch, start, self.total_steps)
@@ -101,7 +77,7 @@ class SFT:
 
   def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
     tokens = np.count_nonzero(batch["segment_ids"])
-    state, metrics = self._update(state, jax.device_put(batch, batch_sharding(self._mesh)))
+    state, metrics = self._update(state, self._on_mesh(batch))
     return state, metrics | {"tokens": tokens}
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
@@ -109,8 +85,7 @@ class SFT:
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step for the devices of the mesh, which need not be there."""
-    batch = abstract(self.batch(0), batch_sharding(self._mesh))
-    return {"update": self._update.lower(self.abstract_state(), batch)}
+    return {"update": self._lower_update(self.batch(0))}
 
   def _packed(self, index: int) -> tuple[list[int], int]:
     """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
@@ -136,6 +111,5 @@ class SFT:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
     return render_conversation(self._task.tokenizer, conversation, self._task.template)
 
-  def _loss(self, params: Params, batch: dict[str, jax.Array]) -> LossSums:
-    log_probs = sequence_log_probs(self._model, params, batch["tokens"], batch["segment_ids"])
-    return LossSums(-jnp.sum(jnp.where(batch["mask"], log_probs, 0)), jnp.sum(batch["mask"]), {})
+  def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
+    return masked_lm_loss(self._model, params, batch)

@@ -1,0 +1,67 @@
+"""What all phases share: the parameters of one model under one optimizer, and the compiled update."""
+
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import batch_sharding
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
+from selfrag_jax.train.state import (
+  LossSums,
+  TrainState,
+  abstract,
+  abstract_state,
+  init_state,
+  make_update,
+  state_from_params,
+  state_shardings,
+)
+from selfrag_jax.typing import Params
+
+
+class PhaseConfig(Protocol):
+  """What the settings of every phase have."""
+
+  @property
+  def steps(self) -> int: ...
+  @property
+  def accumulate(self) -> int: ...
+  @property
+  def optimizer(self) -> OptimizerConfig: ...
+
+
+class GradientPhase:
+  """A phase whose step follows the gradient of `_loss`. `params` start it, None draws fresh ones."""
+
+  best_metric: str | None = None
+
+  def __init__(
+    self, name: str, model: ModelConfig, config: PhaseConfig, *, mesh: Mesh, seed: int, params: Params | None
+  ):
+    self.name, self.total_steps = name, config.steps
+    self._model, self._mesh, self._seed, self._params = model, mesh, seed, params
+    self._optimizer = make_optimizer(config.optimizer, config.steps)
+    shardings = state_shardings(model, self._optimizer, mesh)
+    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
+
+  def abstract_state(self) -> TrainState:
+    """Describe the state, with the shardings of the mesh: what a checkpoint is restored into."""
+    return abstract_state(self._model, self._optimizer, self._mesh)
+
+  def initial_state(self) -> TrainState:
+    """Make the state of step 0."""
+    if self._params is None:
+      return init_state(self._model, self._optimizer, self._mesh, self._seed)
+    return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
+
+  def _loss(self, params: Params, batch: dict[str, jax.Array], *constants: Any) -> LossSums:
+    raise NotImplementedError
+
+  def _on_mesh(self, batch: Any) -> Any:
+    return jax.device_put(batch, batch_sharding(self._mesh))
+
+  def _lower_update(self, batch: Any, *constants: Any) -> jax.stages.Lowered:
+    """Lower the update for the devices of the mesh, which need not be there."""
+    return self._update.lower(self.abstract_state(), abstract(batch, batch_sharding(self._mesh)), *constants)

@@ -1,0 +1,163 @@
+"""Training with memory: one compiled step does what a loop over chunks, numpy search and plain forwards do."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
+from selfrag_jax.tasks.facts import Facts
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.memory import MemoryPhase, Reader, Sequences
+from selfrag_jax.train.settings import MemoryPhaseConfig
+
+TASK = Facts("sentence", 12)
+IDS = memory_tokens(TASK.tokenizer)
+MODEL = ModelConfig(
+  vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT",
+  ssm_state=8, ssm_head_dim=16, ssm_chunk=16, init_scale=0.2, query_projection=True,
+)  # fmt: skip
+CONFIG = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
+
+
+class Lists:
+  """Eight lists a step, three questions each."""
+
+  def batch(self, step: int) -> Sequences:
+    lists = TASK.lists("train", range(step * 8, step * 8 + 8), 3)
+    asked = np.full(lists.needed.shape[:2], lists.questions.shape[2], np.int32)
+    inputs = np.concatenate([lists.questions, lists.answers], axis=2)
+    return Sequences(lists.facts, lists.lengths, inputs, asked + 1, asked, lists.needed, asked > 0)
+
+
+def random_params():
+  params = nn.unbox(init_params(MODEL, jax.random.key(0)))
+  projection = jax.random.normal(jax.random.key(1), (32, 32)) / 6
+  return {"params": params["params"] | {"query_projection": projection}}
+
+
+PARAMS = random_params()
+
+
+def phase(config=CONFIG, mesh=None, **overrides) -> MemoryPhase:
+  mesh = mesh or make_mesh((1, 1, 1), jax.devices()[:1])
+  optimizer = OptimizerConfig(learning_rate=5e-3)
+  settings = MemoryPhaseConfig(
+    **({"steps": 30, "batch_size": 8, "temperature": 0.1, "optimizer": optimizer} | overrides)
+  )
+  reader = Reader(MODEL, config, IDS, mesh)
+  return MemoryPhase(
+    "memory", Lists(), reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
+  )
+
+
+def first_metrics(p: MemoryPhase) -> dict[str, float]:
+  _, metrics = p.step(p.initial_state(), p.batch(0))
+  return {name: float(value) for name, value in metrics.items()}
+
+
+def embed_one(tokens, pooling) -> np.ndarray:
+  """Embed one unpadded text: the oracle."""
+  tokens = [*tokens, IDS.sep] if pooling == "cls" else tokens
+  states = hidden(tokens)
+  return states.mean(0) if pooling == "mean" else states[-1]
+
+
+def hidden(tokens) -> np.ndarray:
+  """The states of one text; what stands behind it cannot be seen, so one program serves all."""
+  return np.asarray(HIDDEN(jnp.asarray([[*tokens, *[0] * (48 - len(tokens))]])))[0, : len(tokens)]
+
+
+HIDDEN = jax.jit(lambda tokens: LM(MODEL).apply(PARAMS, tokens))
+HEAD = jax.jit(lambda hidden: LM(MODEL).apply(PARAMS, hidden, method="logits"))
+
+
+def slow_metrics(config: SelfRAGConfig, batch: Sequences, temperature: float) -> dict[str, float]:
+  """What a step should say before it moves: one context, one question, one chunk at a time."""
+  unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+  total = dict.fromkeys(["language_loss", "contrastive_loss", "accuracy", "recall_at_1", "recall_at_k"], 0.0)
+  chunks = [[c[:n].tolist() for c, n in zip(*pair, strict=True)] for pair in zip(*batch[:2], strict=True)]
+  rows = np.stack([[embed_one(c, config.embed_pooling) for c in context] for context in chunks])
+  for e, context in enumerate(chunks):
+    for j, tokens in enumerate(batch.inputs[e]):
+      n, size, gold = batch.query_lengths[e, j], batch.lengths[e, j], batch.gold[e, j, 0]
+      query = embed_one(tokens[:n], config.embed_pooling)
+      if config.retrieval_method == "learned":
+        query = query @ np.asarray(PARAMS["params"]["query_projection"])
+      found = search_numpy({"embeddings": rows[e]}, query[None], config.top_k, metric=config.metric).slots[0]
+      remembered = sorted(found) if batch.use_memory[e, j] else []
+      before = [token for slot in remembered for token in (IDS.mem, *context[slot])] + [IDS.sep] * bool(remembered)
+      logits = np.asarray(HEAD(hidden([*before, *tokens[:size]])[len(before) + n - 1 : -1]))
+      log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+      total["language_loss"] -= log_probs[np.arange(size - n), tokens[n:size]].sum()
+      total["accuracy"] += (logits.argmax(axis=-1) == tokens[n:size]).sum()
+      everything, q = rows.reshape(-1, rows.shape[2]), query
+      if config.metric == "cosine":
+        everything, q = unit(everything), unit(query)
+      scores = everything @ q / temperature
+      gold += e * len(context)
+      total["contrastive_loss"] += np.log(np.exp(scores - scores[gold]).sum())
+      total["recall_at_1"] += scores.argmax() == gold
+      total["recall_at_k"] += gold - e * len(context) in found
+  return {name: value / batch.inputs[..., 0].size for name, value in total.items()}
+
+
+@pytest.mark.parametrize(
+  "changed",
+  [{}, {"embed_pooling": "last", "retrieval_method": "dot"}, {"embed_pooling": "cls", "retrieval_method": "learned"}],
+)
+def test_a_step_is_what_a_loop_over_chunks_does(changed):
+  config = dataclasses.replace(CONFIG, **changed)
+  p = phase(config, temperature=1.0)
+  got, batch = first_metrics(p), p.batch(0)
+  assert 0 < batch.use_memory.mean() < 1
+  expected = slow_metrics(config, batch, temperature=1.0)
+  for name, value in expected.items():
+    np.testing.assert_allclose(got[name], value, atol=2e-4, err_msg=name)
+  both = expected["language_loss"] + config.contrastive_weight * expected["contrastive_loss"]
+  np.testing.assert_allclose(got["loss"], both, atol=2e-4)
+
+
+def test_eight_devices_take_the_step_of_one():
+  mesh = make_mesh()
+  with jax.set_mesh(mesh):
+    sharded = first_metrics(phase(mesh=mesh))
+  single = first_metrics(phase())
+  for name, value in single.items():
+    np.testing.assert_allclose(sharded[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_the_share_of_inputs_without_memory_is_memory_dropout():
+  p = phase()
+  used = np.stack([p.batch(step).use_memory for step in range(200)])
+  assert abs(used.mean() - 0.7) < 0.02  # 4,800 draws: 3 standard deviations
+  np.testing.assert_array_equal(phase().batch(7).use_memory, used[7])
+  assert phase(dataclasses.replace(CONFIG, memory_dropout=0.0)).batch(0).use_memory.all()
+  nothing = first_metrics(phase(dataclasses.replace(CONFIG, memory_dropout=1.0)))
+  alone = slow_metrics(CONFIG, p.batch(0)._replace(use_memory=np.zeros((8, 3), bool)), 0.1)
+  np.testing.assert_allclose(nothing["language_loss"], alone["language_loss"], atol=2e-4)
+
+
+def test_the_contrastive_loss_teaches_to_find():
+  recall = {}
+  for weight in (0.0, 1.0):
+    p = phase(dataclasses.replace(CONFIG, contrastive_weight=weight, embed_pooling="last"))
+    state = p.initial_state()
+    for batch in p.batches(0):
+      state, metrics = p.step(state, batch)
+    recall[weight] = float(metrics["recall_at_1"])
+  assert recall[1.0] > recall[0.0] + 0.2, recall
+
+
+def test_what_does_not_fit_is_refused():
+  with pytest.raises(ValueError, match=r"memory\.batch_size / memory\.accumulate = 4 is not divisible by the 8"):
+    phase(mesh=make_mesh(), accumulate=2)
+  with pytest.raises(ValueError, match="temperature is 0"):
+    phase(temperature=0)
