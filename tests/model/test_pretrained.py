@@ -133,6 +133,20 @@ def test_new_tokens_begin_like_the_others_and_apart_from_each_other(llama):
     np.testing.assert_array_equal(ours[64:], np.zeros((64, 32)))
 
 
+def test_new_tokens_vary_as_the_others_do(tmp_path):
+  """Else hidden states, which point where the others do not vary, would make them probable."""
+  model = make_llama()
+  with torch.no_grad():
+    rows = model.model.embed_tokens.weight
+    rows[:, 5] = 2 * rows[:, 3] + 1
+  model.save_pretrained(tmp_path)
+  new = np.asarray(load_pretrained(tmp_path, extra_tokens=60).params["params"]["embed"])[61:121]
+  np.testing.assert_allclose(new[:, 5], 2 * new[:, 3] + 1, atol=1e-4)
+  theirs = rows.detach().numpy()
+  assert 0.5 < new[:, 3].std() / theirs[:, 3].std() < 2
+  assert np.abs(np.corrcoef(new.T)[np.triu_indices(32, 1)]).mean() < 0.3  # the others of 32 columns stay independent
+
+
 @pytest.mark.parametrize(
   ("edit", "message"),
   [
