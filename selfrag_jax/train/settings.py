@@ -64,6 +64,20 @@ class RLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+  """Language modelling on packed rows."""
+
+  steps: int = 300
+  batch_size: int = 64
+  valid_rows: int = 256  # that an evaluation reads, rounded up to whole batches
+  accumulate: int = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    _check_split(self.batch_size, self.accumulate, "batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryPhaseConfig:
   """Training with memory: contexts that are remembered, and inputs that need them."""
 

@@ -14,8 +14,9 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
 from selfrag_jax.tasks.facts import Facts
+from selfrag_jax.tasks.sequences import Sequences, of_facts
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.memory import MemoryPhase, Reader, Sequences
+from selfrag_jax.train.phases.memory import MemoryPhase, Reader
 from selfrag_jax.train.settings import MemoryPhaseConfig
 
 TASK = Facts("sentence", 12)
@@ -31,10 +32,7 @@ class Lists:
   """Eight lists a step, three questions each."""
 
   def batch(self, step: int) -> Sequences:
-    lists = TASK.lists("train", range(step * 8, step * 8 + 8), 3)
-    asked = np.full(lists.needed.shape[:2], lists.questions.shape[2], np.int32)
-    inputs = np.concatenate([lists.questions, lists.answers], axis=2)
-    return Sequences(lists.facts, lists.lengths, inputs, asked + 1, asked, lists.needed, asked > 0)
+    return of_facts(TASK.lists("train", range(step * 8, step * 8 + 8), 3))
 
 
 def random_params():

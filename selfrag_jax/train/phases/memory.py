@@ -21,29 +21,13 @@ from selfrag_jax.mesh import BATCH_AXES, check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.self_rag import MemoryTokens, SelfRAGConfig, augment, embed, input_logits
+from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import MemoryPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
-
-
-class Sequences(NamedTuple):
-  """Inputs and the contexts that they continue: E contexts of n chunks, q inputs each.
-
-  `chunks` int32 [E, n, X], `chunk_lengths` [E, n]; `inputs` int32 [E, q, T], their `lengths` [E, q], of which the first
-  `query_lengths` are what is asked with and the others are predicted; `gold` int32 [E, q, g]: chunks that the
-  prediction takes, the one to be found first; `use_memory` bool [E, q]: the others see no chunk.
-  """
-
-  chunks: Any
-  chunk_lengths: Any
-  inputs: Any
-  lengths: Any
-  query_lengths: Any
-  gold: Any
-  use_memory: Any
 
 
 class Reader(NamedTuple):

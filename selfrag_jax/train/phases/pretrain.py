@@ -1,0 +1,66 @@
+"""Language modelling on packed rows: every token is predicted from those before it in its document."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import check_batch
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.train.data import batches
+from selfrag_jax.train.losses import masked_lm_loss
+from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.settings import PretrainConfig
+from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.typing import Params
+
+Rows = dict[str, np.ndarray]  # tokens, segment_ids, mask [B, T]
+
+
+class Pretrain(GradientPhase):
+  """The phase. `rows(split, indices)` gives its data; `params` start it, None draws fresh ones."""
+
+  def __init__(
+    self,
+    name: str,
+    rows: Callable[[str, range], Rows],
+    model: ModelConfig,
+    config: PretrainConfig,
+    *,
+    mesh: Mesh,
+    seed: int,
+    params: Params | None = None,
+  ):
+    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
+    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    self._rows, self._config = rows, config
+    self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
+
+  def batches(self, start: int) -> Iterator[Rows]:
+    return batches(self.batch, start, self.total_steps)
+
+  def batch(self, step: int) -> Rows:
+    """Return the rows of a step."""
+    n = self._config.batch_size
+    return self._rows("train", range(step * n, (step + 1) * n))
+
+  def step(self, state: TrainState, batch: Rows) -> tuple[TrainState, Mapping[str, Any]]:
+    state, metrics = self._update(state, self._on_mesh(batch))
+    return state, metrics | {"tokens": np.count_nonzero(batch["segment_ids"])}
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+    """Return the mean loss of held-out tokens."""
+    n, losses, weights = self._config.batch_size, 0.0, 0.0
+    for start in range(0, self._config.valid_rows, n):
+      loss, weight = self._valid(state.params, self._on_mesh(self._rows("valid", range(start, start + n))))
+      losses, weights = losses + float(loss), weights + float(weight)
+    return {"loss": losses / weights}
+
+  def lower(self) -> dict[str, jax.stages.Lowered]:
+    """Lower the program of a step for the devices of the mesh, which need not be there."""
+    return {"update": self._lower_update(self.batch(0))}
+
+  def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
+    return masked_lm_loss(self._model, params, batch)
