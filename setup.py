@@ -34,6 +34,7 @@ setup(
     "orbax-checkpoint==0.12.8",
     "PyStemmer>=2.2,<4",
     "safetensors>=0.5,<1",
+    "scipy>=1.11,<2",
     "tensorboardX>=2.6,<3",
     # scann 1.4 loads TensorFlow ops built for 2.20; with 2.21 its import dies with an undefined symbol.
     f"scann~=1.4; {LINUX}",

@@ -1,0 +1,80 @@
+"""How accuracy depends on where the needed fact stands: the shape of a curve over depths, and what it is worth."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from selfrag_jax.metrics.statistics import bootstrap_interval, mcnemar, wilson_interval
+
+FLAT = 0.10  # a curve is called flat only if the upper bound of its range is below
+
+
+def u_shape(accuracy_by_depth: ArrayLike) -> float:
+  """Return the mean accuracy of the edges (an eighth of the depths on either side) minus that of the middle half.
+
+  Positive: the middle is lost (Liu et al. 2023, arXiv 2307.03172); 0 for a flat or a straight line.
+  Raises ValueError for fewer than 4 depths.
+  """
+  accuracy = np.asarray(accuracy_by_depth, float)
+  n = len(accuracy)
+  if n < 4:
+    raise ValueError(f"edges and middle take at least 4 depths, got {n}")
+  edge, quarter = max(n // 8, 1), n // 4
+  edges = np.concatenate([accuracy[:edge], accuracy[-edge:]])
+  return float(edges.mean() - accuracy[quarter : n - quarter].mean())
+
+
+def spread(hits_NxB: ArrayLike) -> float:
+  """Return the range of the accuracy over depths: the best minus the worst."""
+  accuracy = np.asarray(hits_NxB, float).mean(axis=0)
+  return float(accuracy.max() - accuracy.min())
+
+
+def homogeneity(hits_NxB: ArrayLike) -> float:
+  """Return the p-value of Pearson's chi-square test that all depths are equally accurate; 1.0 if all answers agree."""
+  hits = np.asarray(hits_NxB, bool)
+  table = np.stack([hits.sum(axis=0), (~hits).sum(axis=0)])
+  if (table.sum(axis=1) == 0).any():
+    return 1.0
+  return float(stats.chi2_contingency(table, correction=False).pvalue)
+
+
+def describe(hits_NxB: ArrayLike, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+  """Describe a curve from which of N paired questions were answered at each of B depths, bool [N, B].
+
+  `range_upper` and `u_interval` come from a bootstrap over questions, which stay whole: only the depth of the fact
+  differs within a row. `flat` says that `range_upper` is below 0.10.
+  """
+  hits = np.asarray(hits_NxB, bool)
+  n, accuracy = len(hits), hits.mean(axis=0)
+  bound = lambda statistic: bootstrap_interval(hits, statistic, resamples=resamples, seed=seed)
+  upper = bound(spread).high
+  return {
+    "accuracy": float(accuracy.mean()),
+    "accuracy_by_depth": accuracy.tolist(),
+    "interval_by_depth": [list(wilson_interval(int(column.sum()), n)) for column in hits.T],
+    "worst": float(accuracy.min()),
+    "u": u_shape(accuracy),
+    "u_interval": list(bound(lambda rows: u_shape(rows.mean(axis=0)))),
+    "range": spread(hits),
+    "range_upper": upper,
+    "flat": upper < FLAT,
+    "chi2_p": homogeneity(hits),
+    "n": n,
+  }
+
+
+def compare(hits_NxB: ArrayLike, others_NxB: ArrayLike, *, seed: int = 0) -> dict[str, Any]:
+  """Compare two conditions on the same questions: the paired difference with its interval, and McNemar's p-value."""
+  a, b = np.asarray(hits_NxB, bool), np.asarray(others_NxB, bool)
+  if a.shape != b.shape:
+    raise ValueError(f"paired answers need one shape, got {a.shape} and {b.shape}")
+  difference = a.astype(float) - b
+  return {
+    "difference": float(difference.mean()),
+    "interval": list(bootstrap_interval(difference, seed=seed)),
+    "mcnemar_p": mcnemar(int((a & ~b).sum()), int((b & ~a).sum())),
+    "n": a.size,
+  }
