@@ -90,6 +90,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def shardings_of(boxed: Any, mesh: Mesh) -> Any:
   """Return NamedShardings for a tree of (abstract) variables with Linen's logical axis names."""
+  is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)
+  # an optimizer for a part of the parameters keeps the boxes of the others, with nothing in them
+  boxed = jax.tree.map(lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, boxed, is_leaf=is_box)
   return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
 
 

@@ -1,5 +1,7 @@
 """Phases on a mesh: eight devices teach what one does, and activations are constrained."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from selfrag_jax.model.lm import LM
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.episodes import MemoryConfig, Player
+from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
 from selfrag_jax.train.settings import EvalConfig, RLConfig, SFTConfig
@@ -204,3 +207,16 @@ def test_activations_are_constrained_in_every_program(sharded):
   for name, lowered in sharded[2].items():
     constraints = lowered.as_text().count("sdy.sharding_constraint") + lowered.as_text().count('"Sharding"')
     assert constraints >= 2 * MODEL.n_layers + 1, (name, constraints)
+
+
+def test_muon_trains_on_eight_devices_what_it_trains_on_one():
+  losses = []
+  for mesh in (make_mesh(), make_mesh((1, 1, 1), jax.devices()[:1])):
+    with jax.set_mesh(mesh):
+      config = dataclasses.replace(SFT_CONFIG, optimizer=OptimizerConfig(name="muon", learning_rate=5e-3))
+      sft = SFT("sft", TASK, MODEL, config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda _: {})
+      state = sft.initial_state()
+      for batch in sft.batches(0):
+        state, metrics = sft.step(state, batch)
+      losses.append(float(metrics["loss"]))
+  np.testing.assert_allclose(*losses, rtol=1e-4)
