@@ -7,7 +7,7 @@ quarter of all pairs is held out, so that no fact of a test episode was ever sta
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -76,6 +76,7 @@ ASKABLE = ("kv", "kv_uuid", "sentence", "paraphrase")  # in which any fact of a 
 ORDINALS = ("first", "second")
 WORDS, VALUE = "abcdvwxy", 4  # of a fact, and where its value begins
 SPLITS = ("train", "valid", "test")
+Demand = Literal["even", "recent"]  # which of the facts are asked for
 HELD_OUT = 4  # one pair of words in so many is for valid and test
 OTHER_KEYS = 0.25  # of the sentences of needle_multi_key state facts about others
 
@@ -158,11 +159,12 @@ class Facts:
       drawn.append(self._draw(rng, names[rng.choice(len(names), self.n_facts, replace=False)], changed))
     return self._moved(drawn, np.asarray(depths))
 
-  def lists(self, split: str, indices: Indices, n_questions: int = 1) -> Episodes:
-    """Return lists with several questions each, about facts that are spread evenly over the list, for training.
+  def lists(self, split: str, indices: Indices, n_questions: int = 1, demand: Demand = "even") -> Episodes:
+    """Return lists with several questions each, for training.
 
     questions [B, q, Q], answers [B, q, A], needed [B, q, g]. Of the variants in which any fact could be asked for,
-    question i is about a fact drawn from part i of q; the others have one question, about every depth in turn.
+    question i of an `even` demand is about a fact drawn from part i of q; the others have one question, about every
+    depth in turn. A `recent` demand asks for what was read last, as text does: the density grows with depth squared.
     With c the number of lists that the names suffice for, lists `j c, …, j c + c - 1` share none: a batch of these has
     no question that two of its lists answer. Raises ValueError for more questions than can be asked.
     """
@@ -177,13 +179,19 @@ class Facts:
       names = self._rng(split, block, "names").permutation(self._names[split])
       names = names[part * self.n_facts : (part + 1) * self.n_facts]
       drawn.append(self._draw(self._rng(split, index, "list"), names))
+    recent = [self._rng(split, index, "asked").random(n_questions) ** (1 / 3) for index in indices]
     if self.variant not in ASKABLE:
-      moved = self._moved(drawn, self._first_depth + np.asarray(indices) % (self.n_facts - self._first_depth))
+      room = self.n_facts - self._first_depth
+      turns = np.asarray(indices) % room if demand == "even" else (np.concatenate(recent) * room).astype(int)
+      moved = self._moved(drawn, self._first_depth + turns)
       one = lambda column: column[:, None]
       return Episodes(moved.facts, moved.lengths, one(moved.questions), one(moved.answers), one(moved.needed))
     words, kinds, _ = (np.stack(column) for column in zip(*drawn, strict=True))
     edges = np.linspace(0, self.n_facts, n_questions + 1).astype(int)
-    asked = np.stack([self._rng(split, index, "asked").integers(edges[:-1], edges[1:]) for index in indices])
+    evenly = lambda index: self._rng(split, index, "asked").integers(edges[:-1], edges[1:])
+    asked = (
+      np.stack([evenly(i) for i in indices]) if demand == "even" else (np.stack(recent) * self.n_facts).astype(int)
+    )
     about = words[np.arange(len(words))[:, None], asked]
     return Episodes(
       _fill(self._statements[kinds], words),

@@ -1,10 +1,12 @@
 """Inputs that continue a context which does not stand before them: what training with memory is fed with."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.tasks.facts import ASKABLE, Episodes, Facts
+from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
+from selfrag_jax.tasks.search import Indices
 
 
 class Sequences(NamedTuple):
@@ -41,18 +43,57 @@ def of_facts(episodes: Episodes) -> Sequences:
   )
 
 
-def fact_text(task: Facts, split: str, indices: range) -> dict[str, np.ndarray]:
+def fact_text(task: Facts, split: str, indices: Indices) -> dict[str, np.ndarray]:
   """Write lists down as plain text, questions and answers behind the facts in random order: rows to pretrain on.
 
-  Returns tokens and segment ids int32 [B, T] (0: padding at the end) and which tokens are predicted, bool [B, T].
+  Returns tokens and segment ids int32 [B, T] (0: padding at the end) and which tokens are predicted, bool [B, T]: the
+  answers, since nothing predicts what is drawn at random.
   """
   lists = task.lists(split, indices, task.n_facts if task.variant in ASKABLE else 1)
+  rows, q = len(lists.questions), lists.questions.shape[1]
+  order = np.stack([np.random.default_rng([task.seed, int(index)]).permutation(q) for index in indices])
   asked = np.concatenate([lists.questions, lists.answers], axis=2)
-  order = np.stack([np.random.default_rng([task.seed, index]).permutation(asked.shape[1]) for index in indices])
-  asked = np.take_along_axis(asked, order[:, :, None], axis=1).reshape(len(indices), -1)
+  asked = np.take_along_axis(asked, order[:, :, None], axis=1)
+  answers = np.broadcast_to(np.arange(asked.shape[2]) >= lists.questions.shape[2], asked.shape)
   real = np.arange(lists.facts.shape[2]) < lists.lengths[:, :, None]
-  tokens = np.concatenate([lists.facts.reshape(len(indices), -1), asked], axis=1)
-  real = np.concatenate([real.reshape(len(indices), -1), np.ones_like(asked, bool)], axis=1)
+  whole = lambda facts, asked: np.concatenate([facts.reshape(rows, -1), asked.reshape(rows, -1)], axis=1)
+  real, mask = whole(real, np.ones_like(asked, bool)), whole(np.zeros_like(real), answers)
   to_front = np.argsort(~real, axis=1, kind="stable")
-  tokens, real = np.take_along_axis(tokens, to_front, axis=1), np.take_along_axis(real, to_front, axis=1)
-  return {"tokens": tokens, "segment_ids": real.astype(np.int32), "mask": real}
+  columns = {"tokens": whole(lists.facts, asked), "segment_ids": real.astype(np.int32), "mask": mask}
+  return {name: np.take_along_axis(column, to_front, axis=1) for name, column in columns.items()}
+
+
+class FactData:
+  """What the phases of the Self-RAG memory read: lists of facts as text, and as sequences that need a memory.
+
+  Rows of text hold lists of `text_facts` facts in turn, as many of the shorter ones as fit beside each other: recall is
+  learnt from short lists first.
+  """
+
+  def __init__(self, variant: str, n_facts: int, n_questions: int, text_facts: Sequence[int], seed: int):
+    self.task, self.n_questions = Facts(variant, n_facts, seed), n_questions
+    self._text = [Facts(variant, n, seed) for n in text_facts]
+    self._side = [max(text_facts) // n for n in text_facts]  # lists of a row
+    one = [fact_text(task, "train", [0])["mask"].shape[1] for task in self._text]
+    self._width = max(side * width for side, width in zip(self._side, one, strict=True))
+    self.tokenizer = self.task.tokenizer
+    self.chunk_tokens = self.task.lists("train", [0]).facts.shape[2]
+
+  def rows(self, split: str, indices: Indices) -> dict[str, np.ndarray]:
+    """Return rows to pretrain on; their kinds take turns."""
+    kinds, order, parts = len(self._text), [], []
+    for kind, (task, side) in enumerate(zip(self._text, self._side, strict=True)):
+      at = [i for i, index in enumerate(indices) if index % kinds == kind]
+      if at:
+        part = fact_text(task, split, [indices[i] // kinds * side + j for i in at for j in range(side)])
+        part["segment_ids"] *= 1 + (np.arange(len(part["mask"])) % side)[:, None]
+        order += at
+        parts.append({name: self._filled(column.reshape(len(at), -1)) for name, column in part.items()})
+    return {name: np.concatenate([part[name] for part in parts])[np.argsort(order)] for name in parts[0]}
+
+  def _filled(self, rows: np.ndarray) -> np.ndarray:
+    return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1])))
+
+  def sequences(self, split: str, indices: Indices, demand: Demand) -> Sequences:
+    """Return contexts of facts, and questions about them."""
+    return of_facts(self.task.lists(split, indices, self.n_questions, demand))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.facts import ASKABLE, WORDINGS, Facts
-from selfrag_jax.tasks.sequences import fact_text, of_facts
+from selfrag_jax.tasks.sequences import FactData, fact_text, of_facts
 
 
 @pytest.mark.parametrize("variant", WORDINGS)
@@ -30,7 +30,7 @@ def test_text_says_the_facts_and_then_asks(variant):
   rows = fact_text(task, "train", range(3))
   lists = task.lists("train", range(3), 6 if variant in ASKABLE else 1)
   for row in range(3):
-    said = task.tokenizer.decode(rows["tokens"][row, rows["mask"][row]])
+    said = task.tokenizer.decode(rows["tokens"][row, rows["segment_ids"][row] == 1])
     facts = [task.tokenizer.decode(f[:n]) for f, n in zip(lists.facts[row], lists.lengths[row], strict=True)]
     head = " ".join(facts)
     assert said.startswith(head)
@@ -39,6 +39,31 @@ def test_text_says_the_facts_and_then_asks(variant):
     rest = said[len(head) :]
     assert len(rest) == sum(len(pair) + 1 for pair in asked)
     assert all(rest.count(pair) == asked.count(pair) for pair in asked)
-  np.testing.assert_array_equal(rows["segment_ids"] == 1, rows["mask"])
+    predicted = rows["tokens"][row, rows["mask"][row]].tolist()
+    assert sorted(predicted) == sorted(lists.answers[row].reshape(-1).tolist())
   # padding stands at the end only: a hole would start a new document for the model
   assert (np.diff(rows["segment_ids"], axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("variant", ["kv", "paraphrase", "needle"])
+def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
+  data = FactData(variant, 32, 1, (4, 8, 16), seed=0)
+  rows = data.rows("train", range(2, 14))
+  assert rows["tokens"].shape == rows["mask"].shape == rows["segment_ids"].shape
+  assert [row.max() for row in rows["segment_ids"]] == [1, 4, 2] * 4
+  for i in (0, 7):  # a row does not depend on those beside it
+    alone = data.rows("train", [2 + i])
+    for name, column in alone.items():
+      np.testing.assert_array_equal(rows[name][i], column[0])
+  if variant == "kv":
+    assert (rows["mask"].sum(axis=1) == 16).all()
+    assert len(np.unique(rows["tokens"], axis=0)) == 12
+
+
+def test_recent_facts_are_asked_for_more_often():
+  for variant in ("kv", "needle"):
+    data = FactData(variant, 32, 4 if variant == "kv" else 1, (4,), seed=0)
+    asked = {name: data.sequences("train", range(200), name).gold[..., 0].reshape(-1) for name in ("even", "recent")}
+    assert abs(np.mean(asked["even"] >= 24) - 0.25) < 0.06
+    assert abs(np.mean(asked["recent"] >= 24) - (1 - 0.75**3)) < 0.08
+    assert asked["recent"].max() == 31
