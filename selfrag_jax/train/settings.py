@@ -84,6 +84,7 @@ class MemoryPhaseConfig:
   steps: int = 300
   batch_size: int = 8  # contexts, each with its own memory
   accumulate: int = 1
+  sight: Literal["memory", "full"] = "memory"  # full: the whole context is read, without a memory
   temperature: float = 0.05  # of the contrastive loss
   optimizer: OptimizerConfig = OptimizerConfig()
 

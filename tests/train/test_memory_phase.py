@@ -16,7 +16,8 @@ from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import Sequences, of_facts
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.memory import MemoryPhase, Reader
+from selfrag_jax.train.phases.memory import MemoryPhase
+from selfrag_jax.train.reading import Reader
 from selfrag_jax.train.settings import MemoryPhaseConfig
 
 TASK = Facts("sentence", 12)
