@@ -21,7 +21,7 @@ WORKDIR = flags.DEFINE_string(
 )
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
 
-EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag"}
+EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag", "position_recall": "selfrag_jax.evals.position_recall"}
 
 
 def main(argv: list[str]) -> None:

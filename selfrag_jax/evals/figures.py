@@ -71,3 +71,82 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   figure.savefig(png, format="png", dpi=150)
   plt.close(figure)
   write_bytes_atomic(epath.Path(workdir) / "report.png", png.getvalue())
+
+
+# accuracy at relative depths 0, 1/4, 1/2, 3/4, 1, in percent (Liu et al. 2023, arXiv 2307.03172)
+PUBLISHED = {
+  "GPT-3.5-Turbo, 20 documents": (75.8, 57.2, 53.8, 55.4, 63.2),
+  "Claude-1.3, 20 documents": (59.9, 55.9, 56.8, 57.2, 60.1),
+  "Llama-2-70B-chat, 20 documents": (56.8, 53.3, 54.1, 59.7, 69.5),
+  "MPT-30B-Instruct, 140 keys": (100.0, 93.6, 88.6, 80.4, 96.2),
+}
+CONDITIONS = {
+  "memory": ("#08519c", "memory"),
+  "oracle": ("#2a9d3a", "the needed fact alone"),
+  "head_tail": ("#d95f02", "first and last facts"),
+  "tail": ("#e6ab02", "last facts"),
+  "random": ("#7f7f7f", "random facts"),
+  "full_hybrid": ("#8856a7", "full context, hybrid"),
+  "full_transformer": ("#c51b8a", "full context, attention"),
+  "full_mamba": ("#1b9e77", "full context, Mamba-2"),
+}
+
+
+def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
+  """Draw `position_recall.png`: accuracy over depth with 95 % bands for each length, and recall of the retriever."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  lengths = report["n_facts"]
+  figure, panels = plt.subplots(
+    1, len(lengths) + 1, figsize=(4.6 * (len(lengths) + 1), 4.6), sharey=True, layout="constrained"
+  )
+  for panel, n in zip(panels, lengths, strict=False):
+    suffix = "" if n == lengths[0] else f"_{n}"
+    depth = [position / (n - 1) for position in report["depths"][str(n)]]
+    if n == lengths[0]:
+      for i, (name, curve) in enumerate(PUBLISHED.items()):
+        panel.plot(
+          [0, 0.25, 0.5, 0.75, 1], [x / 100 for x in curve], color="#b0b0b0", linewidth=0.9,
+          linestyle=("-", "--", ":", "-.")[i], label=f"{name} (published)",
+        )  # fmt: skip
+    for name, (color, label) in CONDITIONS.items():
+      if (curve := report["conditions"].get(name + suffix)) is None:
+        continue
+      low, high = zip(*curve["interval_by_depth"], strict=True)
+      panel.fill_between(depth, low, high, color=color, alpha=0.15, linewidth=0)
+      panel.plot(
+        depth, curve["accuracy_by_depth"], color=color, marker="o", markersize=2.5,
+        linewidth=2 if name == "memory" else 1.2,
+        label=f"{label} ({curve['budget']} facts)" if n == lengths[0] else None,
+      )  # fmt: skip
+    panel.axhline(
+      report["chance"], color="black", linestyle=":", linewidth=0.8, label="chance" if n == lengths[0] else None
+    )
+    panel.set(title=f"{n} facts", xlabel="relative depth of the needed fact", ylim=(-0.02, 1.02), xlim=(0, 1))
+    panel.grid(alpha=0.25)
+  panels[0].set_ylabel("accuracy")
+  retriever = panels[-1]
+  for i, n in enumerate(lengths):
+    curve = report["conditions"]["memory" + ("" if n == lengths[0] else f"_{n}")]
+    depth = [position / (n - 1) for position in report["depths"][str(n)]]
+    for name, key, style in (
+      (f"recall@{curve['budget']}", "recall_by_depth", "-"),
+      ("recall@1", "recall_at_1_by_depth", "--"),
+    ):
+      retriever.plot(
+        depth, curve[key], style, color=("#08519c", "#d95f02", "#2a9d3a")[i % 3], label=f"{name}, {n} facts"
+      )
+  retriever.set(title="retriever", xlabel="relative depth of the needed fact", xlim=(0, 1))
+  retriever.grid(alpha=0.25)
+  retriever.legend(fontsize=8, loc="lower left")
+  figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+  figure.suptitle(
+    f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
+  )
+  png = io.BytesIO()
+  figure.savefig(png, format="png", dpi=150)
+  plt.close(figure)
+  write_bytes_atomic(epath.Path(workdir) / "position_recall.png", png.getvalue())

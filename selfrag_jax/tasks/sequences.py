@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
+from selfrag_jax.tasks.facts import ASKABLE, CUES, Demand, Episodes, Facts
 from selfrag_jax.tasks.search import Indices
 
 
@@ -61,6 +61,32 @@ def fact_text(task: Facts, split: str, indices: Indices) -> dict[str, np.ndarray
   to_front = np.argsort(~real, axis=1, kind="stable")
   columns = {"tokens": whole(lists.facts, asked), "segment_ids": real.astype(np.int32), "mask": mask}
   return {name: np.take_along_axis(column, to_front, axis=1) for name, column in columns.items()}
+
+
+def recitals(task: Facts, split: str, indices: Indices, span: int) -> Sequences:
+  """Ask for lists to be recited: every second one whole (free recall), the others from the last `span` facts on.
+
+  Free recall demands every fact alike, the running span what was read last: with both, models come to neglect the
+  middle (arXiv 2510.10276). The input is a cue and the facts in their order.
+  """
+  lists = task.lists(split, indices)
+  contexts, n, width = lists.facts.shape
+  cues = np.array([task.tokenizer.encode(cue) for cue in CUES], np.int32)
+  asked = cues[np.asarray(indices) % 2]
+  wanted = np.arange(n) >= np.where(np.asarray(indices) % 2 == 0, 0, n - span)[:, None]
+  real = ((np.arange(width) < lists.lengths[:, :, None]) & wanted[:, :, None]).reshape(contexts, -1)
+  to_front = np.argsort(~real, axis=1, kind="stable")
+  recited = np.take_along_axis(lists.facts.reshape(contexts, -1), to_front, axis=1)
+  one = np.full((contexts, 1), asked.shape[1], np.int32)
+  return Sequences(
+    chunks=lists.facts,
+    chunk_lengths=lists.lengths,
+    inputs=np.concatenate([asked, recited], axis=1)[:, None],
+    lengths=one + real.sum(axis=1, dtype=np.int32)[:, None],
+    query_lengths=one,
+    gold=np.zeros((contexts, 1, 1), np.int32),
+    use_memory=np.ones((contexts, 1), bool),
+  )
 
 
 class FactData:

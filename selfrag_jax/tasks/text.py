@@ -1,7 +1,7 @@
 """Text files as training data: documents, tokenised and cut into rows; an order that is a function of the step."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
@@ -47,7 +47,7 @@ def _lines(file: epath.Path) -> Iterator[str]:
 def _records(file: epath.Path) -> Iterator[str]:
   import grain
 
-  source = grain.sources.ArrayRecordDataSource(str(file))
+  source: Any = grain.sources.ArrayRecordDataSource(str(file))
   return (source[i].decode() for i in range(len(source)))
 
 
@@ -76,7 +76,7 @@ class PackedText:
     # validation goes round and round, so that whole batches can be taken of few rows
     self._row = {
       "valid": lambda i: valid[i % len(valid)],
-      "train": ShuffledEpochs(np.flatnonzero(~held_out), seed).__getitem__,
+      "train": ShuffledEpochs(np.flatnonzero(~held_out).tolist(), seed).__getitem__,
     }
 
   def batch(self, split: Literal["train", "valid"], indices: Sequence[int] | range) -> dict[str, np.ndarray]:

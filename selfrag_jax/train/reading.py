@@ -3,7 +3,7 @@
 The training phases take gradients through it; the position-recall experiment compares what can be seen (`Sight`).
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ class Reading(NamedTuple):
   """Of each input [E q]: mean loss of a predicted token, whether all are right, and whether the chunk that is to be
   found first was seen first and at all."""
 
-  loss: Array
-  right: Array
-  first: Array
-  found: Array
+  loss: Any
+  right: Any
+  first: Any
+  found: Any
 
 
 class Retrieved(NamedTuple):

@@ -108,6 +108,20 @@ class EvalConfig:
         raise ValueError(f"evaluation.{name} is {value}; it must be at least 1")
 
 
+@dataclasses.dataclass(frozen=True)
+class RecallConfig:
+  """The position-recall experiment: paired questions about a fact at each depth of contexts of several lengths."""
+
+  n_facts: tuple[int, ...] = (64, 1024)
+  questions: int = 200  # at each depth
+  depths: int = 16
+  tokens: int = 16_384  # of the contexts that are read at once
+
+  def __post_init__(self):
+    if self.questions < 1 or self.depths < 4 or self.tokens < 1 or not self.n_facts:
+      raise ValueError(f"need at least one question, 4 depths, one token and one number of facts, got {self}")
+
+
 def _check_split(rows: int, accumulate: int, name: str) -> None:
   if accumulate < 1 or rows % accumulate:
     raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")

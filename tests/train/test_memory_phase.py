@@ -29,11 +29,9 @@ MODEL = ModelConfig(
 CONFIG = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
 
 
-class Lists:
+def sequences(step: int) -> Sequences:
   """Eight lists a step, three questions each."""
-
-  def batch(self, step: int) -> Sequences:
-    return of_facts(TASK.lists("train", range(step * 8, step * 8 + 8), 3))
+  return of_facts(TASK.lists("train", range(step * 8, step * 8 + 8), 3))
 
 
 def random_params():
@@ -53,7 +51,7 @@ def phase(config=CONFIG, mesh=None, **overrides) -> MemoryPhase:
   )
   reader = Reader(MODEL, config, IDS, mesh)
   return MemoryPhase(
-    "memory", Lists(), reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
+    "memory", sequences, reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
   )
 
 

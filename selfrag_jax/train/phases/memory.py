@@ -5,7 +5,7 @@ Everything is one compiled step over a `MemoryState` that is empty when it begin
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,39 +23,32 @@ from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
 
 
-class SequenceData(Protocol):
-  """Where the sequences of a step come from."""
-
-  def batch(self, step: int) -> Sequences:
-    """Return the sequences of a step: a function of the seed and the step."""
-    ...
-
-
 class MemoryPhase(GradientPhase):
-  """The phase over `data`. `evaluate_reader(params)` scores it; `params` start it."""
+  """The phase. `sequences(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
+  it; `params` start it, None draws fresh ones."""
 
   def __init__(
     self,
     name: str,
-    data: SequenceData,
+    sequences: Callable[[int], Sequences],
     reader: Reader,
     config: MemoryPhaseConfig,
     *,
     mesh: Mesh,
     seed: int,
-    params: Params,
+    params: Params | None,
     evaluate_reader: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
     super().__init__(name, reader.model, config, mesh=mesh, seed=seed, params=params)
-    self._data, self._reader, self._config, self._evaluate = data, reader, config, evaluate_reader
+    self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
 
   def batches(self, start: int) -> Iterator[Sequences]:
     return batches(self.batch, start, self.total_steps)
 
   def batch(self, step: int) -> Sequences:
     """Return the sequences of a step; some of them see no memory."""
-    batch = self._data.batch(step)
+    batch = self._sequences(step)
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
