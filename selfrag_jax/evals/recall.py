@@ -1,5 +1,6 @@
 """Recall by depth: score a reader on paired questions that differ only in where the needed fact stands."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -8,12 +9,13 @@ import numpy as np
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import bootstrap_difference
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.tasks.sequences import of_facts
-from selfrag_jax.train.reading import Reader, Reading, Sight
+from selfrag_jax.tasks.sequences import Sequences, of_facts
+from selfrag_jax.train.reading import Reader, Sight, seen
 from selfrag_jax.train.settings import RecallConfig
 from selfrag_jax.typing import Params
 
-_score = jax.jit(Reader.score, static_argnums=(0, 3))
+_retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)
+_read = jax.jit(Reader.read, static_argnums=0)
 
 
 class Curve(NamedTuple):
@@ -44,22 +46,68 @@ def measure(
   reader: Reader, params: Params, task: Facts, sight: Sight, config: RecallConfig, *, changed: bool = False
 ) -> Curve:
   """Ask `config.questions` test questions at each depth; `changed` states and expects another value in each."""
-  depths = task.depths(config.depths)
   width = task.lists("test", [0]).facts.shape[2] + 1  # [MEM] stands before each fact
-  contexts = max(1, min(config.questions, config.tokens // (task.n_facts * width)))
-  columns: list[Reading] = []
-  for depth in depths:
+  budget = task.n_facts if sight == "full" else reader.config.top_k
+  indices, columns = np.arange(config.questions), []
+  for depth in task.depths(config.depths):
+    batch = of_facts(task.episodes("test", indices, [depth] * config.questions, changed=changed))
+    slots = _slots(reader, params, batch, sight, config.tokens // (task.n_facts * width), int(depth))
+    loss, right = _answer(reader, params, batch, slots, config.tokens // (budget * width))
+    gold = batch.gold[:, 0, :1]
+    columns.append((loss, right, slots[:, 0] == gold[:, 0], (slots == gold).any(axis=1)))
+  scores = (np.stack(column, axis=1) for column in zip(*columns, strict=True))
+  return Curve(*scores, budget=budget, budget_tokens=budget * width + 1)
+
+
+def _slots(reader: Reader, params: Params, batch: Sequences, sight: Sight, size: int, seed: int) -> np.ndarray:
+  """Return which chunks of its own context each question sees, int [N, k], -1: none; `size` contexts at once."""
+  n = batch.chunks.shape[1]
+  if sight in ("memory", "deleted"):
     parts = []
-    for start in range(0, config.questions, contexts):
-      # the last batch is filled up with its last question: one program serves all
-      indices = np.minimum(np.arange(start, start + contexts), config.questions - 1)
-      batch = of_facts(task.episodes("test", indices, [depth] * contexts, changed=changed))
-      read: Any = jax.device_get(_score(reader, params, batch, sight, jax.random.key(start)))
-      parts.append(Reading(*(column[: config.questions - start] for column in read)))
-    columns.append(Reading(*map(np.concatenate, zip(*parts, strict=True))))
-  scores = Reading(*(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
-  budget = task.n_facts if sight == "full" else 0 if sight == "none" else reader.config.top_k
-  return Curve(*scores, budget=budget, budget_tokens=budget * width + (budget > 0))
+    for rows in _parts(len(batch.chunks), size):
+      part = Sequences(*(column[rows] for column in batch))
+      forgotten = np.zeros((len(rows), n), bool)
+      if sight == "deleted":
+        np.put_along_axis(forgotten, part.gold[:, 0], True, axis=1)
+      parts.append(_retrieve(reader, params, part, forgotten.reshape(-1)))
+    slots = np.concatenate(parts)[: len(batch.chunks)]
+  else:
+    slots = seen(sight, batch, reader.config.top_k, np.random.default_rng(seed))
+  return np.where(slots >= 0, slots % n, -1)
+
+
+def _answer(
+  reader: Reader, params: Params, batch: Sequences, slots: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Answer with the chunks at `slots`, `size` questions at once. Returns the mean losses and what was right, [N].
+
+  Only those chunks are given to the compiled program, so that one serves contexts of every length.
+  """
+  k = slots.shape[1]
+  order = np.argsort(np.where(slots >= 0, slots, batch.chunks.shape[1]), axis=1, kind="stable")  # as they were read
+  shown = np.take_along_axis(slots, order, axis=1)
+  at = np.maximum(shown, 0)
+  narrow = batch._replace(
+    chunks=np.take_along_axis(batch.chunks, at[:, :, None], axis=1),
+    chunk_lengths=np.where(shown >= 0, np.take_along_axis(batch.chunk_lengths, at, axis=1), 0),
+  )
+  places = np.where(slots >= 0, np.argsort(order, axis=1), -1)
+  parts = []
+  for rows in _parts(len(slots), size):
+    first = np.arange(len(rows))[:, None] * k
+    local = np.where(places[rows] >= 0, first + places[rows], -1)
+    read: Any = _read(reader, params, Sequences(*(column[rows] for column in narrow)), local)
+    parts.append(jax.device_get(read))
+  log_probs, hits, counted = (np.concatenate(column)[: len(slots)] for column in zip(*parts, strict=True))
+  loss = -np.where(counted, log_probs, 0).sum(axis=1) / counted.sum(axis=1)
+  return loss, np.all(hits | ~counted, axis=1)
+
+
+def _parts(n: int, size: int) -> Iterator[np.ndarray]:
+  """Yield 0..n-1 in parts of one size; the last one is filled up with n - 1, so that one program serves all."""
+  size = max(1, min(size, n))
+  for start in range(0, n, size):
+    yield np.minimum(np.arange(start, start + size), n - 1)
 
 
 def variance_change(before: Curve, after: Curve) -> dict[str, Any]:

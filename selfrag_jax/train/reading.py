@@ -3,10 +3,11 @@
 The training phases take gradients through it; the position-recall experiment compares what can be seen (`Sight`).
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.rollout import Found
@@ -18,21 +19,11 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.self_rag import MemoryTokens, SelfRAGConfig, augment, embed, input_logits
 from selfrag_jax.tasks.sequences import Sequences
-from selfrag_jax.typing import Array, Params, PRNGKey
+from selfrag_jax.typing import Array, ArrayLike, Params
 
 # What a reader sees of a context of n chunks: those that it retrieves; the same after the needed ones were deleted; the
 # last k; the first and last k / 2; the needed ones; k others; nothing; everything.
 Sight = Literal["memory", "deleted", "tail", "head_tail", "oracle", "random", "none", "full"]
-
-
-class Reading(NamedTuple):
-  """Of each input [E q]: mean loss of a predicted token, whether all are right, and whether the chunk that is to be
-  found first was seen first and at all."""
-
-  loss: Any
-  right: Any
-  first: Any
-  found: Any
 
 
 class Retrieved(NamedTuple):
@@ -50,25 +41,30 @@ def gold_slots(batch: Sequences) -> Array:
   return (batch.gold + first).reshape(-1, batch.gold.shape[2])
 
 
-def seen(sight: Sight, batch: Sequences, k: int, key: PRNGKey | None) -> Array:
-  """Return the slots [E q, k] that a reader without retrieval sees (`full`: [E q, n]); -1 where there is none."""
-  contexts, n = batch.chunks.shape[:2]
-  gold = gold_slots(batch)
-  rows = len(gold)
-  first = (jnp.arange(rows, dtype=jnp.int32) * contexts // rows * n)[:, None]
+def seen(sight: Sight, batch: Sequences, k: int, rng: np.random.Generator | None = None) -> np.ndarray:
+  """Return the slots [E q, k] that a reader without retrieval sees (`full`: [E q, n]); -1 where there is none.
+
+  `random` and `oracle` need the values of the batch, the others its shape only, so that they can be traced.
+  """
+  (contexts, n), rows = batch.chunks.shape[:2], batch.inputs.shape[0] * batch.inputs.shape[1]
+  first = (np.arange(rows, dtype=np.int32) * contexts // rows * n)[:, None]
   if sight == "full":
-    return first + jnp.arange(n)
+    return first + np.arange(n, dtype=np.int32)
   if sight == "tail":
-    return first + jnp.arange(n - k, n)
+    return first + np.arange(n - k, n, dtype=np.int32)
   if sight == "head_tail":
-    return first + jnp.concatenate([jnp.arange(k // 2), jnp.arange(n - (k - k // 2), n)])
-  if sight == "random":
-    assert key is not None
-    needed = (first[:, :, None] + jnp.arange(n)[None, :, None] == gold[:, None, :]).any(axis=2)
-    draws = jnp.where(needed, -1.0, jax.random.uniform(key, (rows, n)))
-    return first + jax.lax.top_k(draws, k)[1]
-  nothing = jnp.full((rows, k), -1, jnp.int32)
-  return nothing.at[:, : gold.shape[1]].set(gold) if sight == "oracle" else nothing
+    return first + np.r_[: k // 2, n - (k - k // 2) : n].astype(np.int32)
+  slots = np.full((rows, k), -1, np.int32)
+  if sight == "oracle":
+    gold = np.asarray(gold_slots(batch))
+    slots[:, : gold.shape[1]] = gold
+  elif sight == "random":
+    if rng is None:
+      raise ValueError("random chunks take a generator")
+    gold = np.asarray(gold_slots(batch)) - first
+    for row, needed in enumerate(gold):
+      slots[row] = first[row] + rng.choice(np.delete(np.arange(n), needed), k, replace=False)
+  return slots
 
 
 class Reader(NamedTuple):
@@ -78,21 +74,6 @@ class Reader(NamedTuple):
   config: SelfRAGConfig
   ids: MemoryTokens
   mesh: Mesh | None = None
-
-  def score(self, params: Params, batch: Sequences, sight: Sight, key: PRNGKey) -> Reading:
-    """Answer the inputs with what `sight` shows of their contexts."""
-    if sight in ("memory", "deleted"):
-      slots = self.retrieve(params, batch, without_gold=sight == "deleted").slots
-    else:
-      slots = seen(sight, batch, self.config.top_k, key)
-    log_probs, hits, counted = self.read(params, batch, slots)
-    gold = gold_slots(batch)[:, :1]
-    return Reading(
-      loss=-jnp.sum(jnp.where(counted, log_probs, 0), axis=1) / counted.sum(axis=1),
-      right=(hits | ~counted).all(axis=1),
-      first=slots[:, 0] == gold[:, 0],
-      found=(slots == gold).any(axis=1),
-    )
 
   def remember(self, params: Params, batch: Sequences) -> tuple[MemoryState, Array]:
     """Write all chunks into a memory, each context its group; return it and the embeddings [E n, D], with gradient."""
@@ -112,11 +93,14 @@ class Reader(NamedTuple):
       return jnp.asarray(LM(self.model).apply(params, queries, method="project"))
     return queries
 
-  def retrieve(self, params: Params, batch: Sequences, *, without_gold: bool = False) -> Retrieved:
-    """Search for the chunks that are most similar to what is asked with, each input within its own context."""
+  def retrieve(self, params: Params, batch: Sequences, forgotten: ArrayLike | None = None) -> Retrieved:
+    """Search for the chunks that are most similar to what is asked with, each input within its own context.
+
+    Chunks that are `forgotten` bool [E n] are deleted before.
+    """
     memory, chunks = self.remember(params, batch)
-    if without_gold:
-      memory = delete(memory, jnp.zeros(len(chunks), bool).at[gold_slots(batch).reshape(-1)].set(True))
+    if forgotten is not None:
+      memory = delete(memory, forgotten)
     queries, contexts = self.ask(params, batch), len(batch.chunks)
     found = search(
       memory,
@@ -129,7 +113,7 @@ class Reader(NamedTuple):
     )
     return Retrieved(jnp.asarray(found.slots), queries, chunks)
 
-  def read(self, params: Params, batch: Sequences, slots: Array) -> tuple[Array, Array, Array]:
+  def read(self, params: Params, batch: Sequences, slots: ArrayLike) -> tuple[Array, Array, Array]:
     """Predict the inputs with the chunks at `slots` before them, where they use a memory.
 
     Returns log-probabilities, hits and which tokens count, [E q, T - 1]; column t is about token t + 1 of the input.

@@ -70,7 +70,7 @@ class MemoryPhase(GradientPhase):
       retrieved = reader.retrieve(params, batch)
       slots = retrieved.slots
     else:
-      retrieved, slots = None, seen("full", batch, reader.config.top_k, None)
+      retrieved, slots = None, jnp.asarray(seen("full", batch, reader.config.top_k))
     log_probs, hits, counted = reader.read(params, batch, slots)
     per_row = counted.sum(axis=1)  # what is counted once a question weighs as much as its tokens: micro-batches add up
     total = lambda x: jnp.sum(jnp.where(counted, x, 0))
