@@ -142,7 +142,7 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
   retriever.set(title="retriever", xlabel="relative depth of the needed fact", xlim=(0, 1))
   retriever.grid(alpha=0.25)
   retriever.legend(fontsize=8, loc="lower left")
-  figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
   figure.suptitle(
     f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
   )

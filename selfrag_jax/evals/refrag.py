@@ -1,5 +1,6 @@
 """The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -94,6 +95,7 @@ def bm25(experiment: Experiment) -> HostRetrieve:
   import bm25s  # runs a JAX operation when it is imported
   import Stemmer
 
+  logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself and tells of every empty query
   task: Any = experiment.task
   stemmer, corpus = Stemmer.Stemmer("english"), task.corpus("test", ())
   k = min(experiment.document_budget, len(task.documents))
