@@ -2,8 +2,9 @@
 
   python benchmarks/ssd.py [--lengths=512,1024,2048,4096,8192] [--repeats=5]
 
-Both take 8 heads of 64 and one row, forward and backward, compiled, in turn, in one process; medians. A recurrence
-costs the same for every token, so its column stays flat; attention's grows with the row.
+Both take 8 heads of 64 and one row, forward and backward, compiled, one after the other in one process (in turn, the
+gigabytes that attention frees would slow the other down); medians. A recurrence costs the same for every token, so its
+column stays flat; attention's grows with the row.
 """
 
 import statistics
@@ -50,8 +51,8 @@ def main(_) -> None:
       attention_gradient: (heads, heads, heads),
     }
     seconds = {run: [] for run in runs}
-    for turn in range(REPEATS.value + 1):
-      for run, arguments in runs.items():
+    for run, arguments in runs.items():
+      for turn in range(REPEATS.value + 1):
         started = time.perf_counter()
         jax.block_until_ready(run(*arguments))
         if turn:  # the first compiles

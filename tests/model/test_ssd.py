@@ -70,7 +70,8 @@ def assert_close(actual, expected, bar):
   assert np.max(np.abs(actual - expected)) <= bar * np.max(np.abs(expected))
 
 
-@pytest.mark.parametrize(("n_groups", "chunk_size"), [(1, 8), (2, 16), (4, 128)])
+# chunks of 2: three blocks, whose edges lie within documents and between them
+@pytest.mark.parametrize(("n_groups", "chunk_size"), [(1, 8), (2, 16), (4, 128), (2, 2)])
 def test_chunked_and_reference_equal_the_definition(n_groups, chunk_size):
   arrays = draw(0, len(LAYOUTS), SEGMENTS.shape[1], n_groups)
   y, state = numpy_recurrence(arrays, SEGMENTS)
@@ -142,13 +143,14 @@ def test_packed_equals_separate():
       np.testing.assert_allclose(packed_state[b], separate_state[i], rtol=0, atol=5e-6)
 
 
-def test_no_gradient_crosses_documents():
+@pytest.mark.parametrize("chunk_size", [8, 2])
+def test_no_gradient_crosses_documents(chunk_size):
   segments = np.repeat([1, 2, 3, 1], [5, 1, 20, 4])[None]  # chunks of 8: boundaries inside chunks, one spans three
   documents = np.repeat([0, 1, 2, 3], [5, 1, 20, 4])
   arrays = cast(draw(5, 1, 30, 2), jnp.float32)
 
   def document_loss(arrays, document):
-    y, state = run(ssd_chunked, arrays, segments, chunk_size=8)
+    y, state = run(ssd_chunked, arrays, segments, chunk_size=chunk_size)
     in_document = jnp.asarray(documents == document)[None, :, None, None]
     return jnp.sum(jnp.where(in_document, y, 0) ** 2) + jnp.where(document == 3, jnp.sum(state**2), 0)
 
