@@ -111,9 +111,9 @@ def ssd_chunked(
   )
 
   def step(carry, block):
-    state_BxHxPxN, run_B = carry
-    y_BxTxHxP, state_BxHxPxN = _block(*block, A_H, state_BxHxPxN, run_B, L)
-    return (state_BxHxPxN, block[-1][:, -1]), y_BxTxHxP
+    (state_BxHxPxN, run_B), (*inputs, run_BxT) = carry, block
+    y_BxTxHxP, state_BxHxPxN = _block(inputs, run_BxT, A_H, state_BxHxPxN, run_B, L)
+    return (state_BxHxPxN, run_BxT[:, -1]), y_BxTxHxP
 
   initial_BxHxPxN = _initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
   # the initial state belongs to run 0
@@ -126,8 +126,9 @@ def ssd_chunked(
   return y_BxTxHxP[:, :n_tokens], state_BxHxPxN
 
 
-def _block(x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN, run_BxT, A_H, initial_BxHxPxN, initial_run_B, L):
+def _block(inputs, run_BxT, A_H, initial_BxHxPxN, initial_run_B, L):
   """Solve whole chunks of rows side by side. Returns y in x's dtype and the state after the last token."""
+  x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN = inputs
   n_batch, _, n_heads, n_width = x_BxTxHxP.shape
   n_groups, n_states = B_BxTxGxN.shape[2:]
   heads = (n_groups, _heads_per_group(n_heads, n_groups))
