@@ -77,8 +77,8 @@ def ssd_chunked(
 
   Section 6 of arXiv 2405.21060, with documents packed in a row. The large products run in x's dtype and accumulate in
   promote_types(x.dtype, float32); the decay stays in that wider type, because bfloat16 decay costs 3e-2 and more.
-  Longer rows are run block by block of BLOCK_CHUNKS chunks, whose insides are computed again in the backward pass: at
-  8,192 tokens that takes a quarter of the memory, and no more time.
+  Longer rows are run block by block of BLOCK_CHUNKS chunks, whose insides are computed again in the backward pass: what
+  is kept grows by a state a block and not by what a chunk needs between its products.
 
   Args:
     x_BxTxHxP: inputs.

@@ -69,7 +69,7 @@ def embed_one(tokens, pooling) -> np.ndarray:
 
 def hidden(tokens) -> np.ndarray:
   """The states of one text; what stands behind it cannot be seen, so one program serves all."""
-  return np.asarray(HIDDEN(jnp.asarray([[*tokens, *[0] * (48 - len(tokens))]])))[0, : len(tokens)]
+  return np.asarray(HIDDEN(jnp.asarray([[*tokens, *[0] * (128 - len(tokens))]])))[0, : len(tokens)]
 
 
 HIDDEN = jax.jit(lambda tokens: LM(MODEL).apply(PARAMS, tokens))
@@ -140,6 +140,15 @@ def test_the_share_of_inputs_without_memory_is_memory_dropout():
   nothing = first_metrics(phase(dataclasses.replace(CONFIG, memory_dropout=1.0)))
   alone = slow_metrics(CONFIG, p.batch(0)._replace(use_memory=np.zeros((8, 3), bool)), 0.1)
   np.testing.assert_allclose(nothing["language_loss"], alone["language_loss"], atol=2e-4)
+
+
+def test_a_context_that_is_read_whole_is_never_dropped():
+  everything = dataclasses.replace(CONFIG, memory_dropout=1.0)
+  whole = phase(everything, sight="full")
+  assert whole.batch(0).use_memory.all()
+  assert first_metrics(whole)["language_loss"] == pytest.approx(
+    slow_metrics(dataclasses.replace(CONFIG, top_k=12), whole.batch(0), 1.0)["language_loss"], abs=2e-4
+  )
 
 
 def test_the_contrastive_loss_teaches_to_find():

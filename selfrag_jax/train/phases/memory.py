@@ -47,8 +47,10 @@ class MemoryPhase(GradientPhase):
     return batches(self.batch, start, self.total_steps)
 
   def batch(self, step: int) -> Sequences:
-    """Return the sequences of a step; some of them see no memory."""
+    """Return the sequences of a step; some of them see no memory, but where the context is read without one."""
     batch = self._sequences(step)
+    if self._config.sight == "full":
+      return batch
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
