@@ -1,5 +1,7 @@
 """What all phases share: the parameters of one model under one optimizer, and the compiled update."""
 
+import abc
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import jax
@@ -7,6 +9,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import batch_sharding
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.train.data import batches
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
   LossSums,
@@ -32,7 +35,7 @@ class PhaseConfig(Protocol):
   def optimizer(self) -> OptimizerConfig: ...
 
 
-class GradientPhase:
+class GradientPhase(abc.ABC):
   """A phase whose step follows the gradient of `_loss`. `params` start it, None draws fresh ones."""
 
   best_metric: str | None = None
@@ -56,12 +59,24 @@ class GradientPhase:
       return init_state(self._model, self._optimizer, self._mesh, self._seed)
     return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
 
-  def _loss(self, params: Params, batch: dict[str, jax.Array], *constants: Any) -> LossSums:
-    raise NotImplementedError
+  def batches(self, start: int) -> Iterator[Any]:
+    """Yield the batches from step `start` on, made ahead."""
+    return batches(self.batch, start, self.total_steps)
+
+  def lower(self) -> dict[str, jax.stages.Lowered]:
+    """Lower the programs of a step for the devices of the mesh, which need not be there."""
+    return {"update": self._lower_update(self.batch(0))}
+
+  @abc.abstractmethod
+  def batch(self, step: int) -> Any:
+    """Return the batch of a step: a function of the seed and the step."""
+
+  @abc.abstractmethod
+  def _loss(self, params: Params, batch: Any, *constants: Any) -> LossSums:
+    """Sum the loss of a batch over its tokens."""
 
   def _on_mesh(self, batch: Any) -> Any:
     return jax.device_put(batch, batch_sharding(self._mesh))
 
   def _lower_update(self, batch: Any, *constants: Any) -> jax.stages.Lowered:
-    """Lower the update for the devices of the mesh, which need not be there."""
     return self._update.lower(self.abstract_state(), abstract(batch, batch_sharding(self._mesh)), *constants)

@@ -4,17 +4,15 @@ Everything is one compiled step over a `MemoryState` that is empty when it begin
 (`position_recall`) are this phase over different data.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.tasks.sequences import Sequences
-from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.reading import Reader, Retrieved, gold_slots, seen
@@ -43,9 +41,6 @@ class MemoryPhase(GradientPhase):
     super().__init__(name, reader.model, config, mesh=mesh, seed=seed, params=params)
     self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
 
-  def batches(self, start: int) -> Iterator[Sequences]:
-    return batches(self.batch, start, self.total_steps)
-
   def batch(self, step: int) -> Sequences:
     """Return the sequences of a step; some of them see no memory, but where the context is read without one."""
     batch = self._sequences(step)
@@ -61,10 +56,6 @@ class MemoryPhase(GradientPhase):
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     return self._evaluate(state.params)
-
-  def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the program of a step for the devices of the mesh, which need not be there."""
-    return {"update": self._lower_update(self.batch(0))}
 
   def _loss(self, params: Params, batch: Any, *_: Any) -> LossSums:
     reader, gold = self._reader, gold_slots(batch)

@@ -1,6 +1,6 @@
 """Language modelling on packed rows: every token is predicted from those before it in its document."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import PretrainConfig
@@ -38,9 +37,6 @@ class Pretrain(GradientPhase):
     self._rows, self._config = rows, config
     self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
 
-  def batches(self, start: int) -> Iterator[Rows]:
-    return batches(self.batch, start, self.total_steps)
-
   def batch(self, step: int) -> Rows:
     """Return the rows of a step."""
     n = self._config.batch_size
@@ -57,10 +53,6 @@ class Pretrain(GradientPhase):
       loss, weight = self._valid(state.params, self._on_mesh(self._rows("valid", range(start, start + n))))
       losses, weights = losses + float(loss), weights + float(weight)
     return {"loss": losses / weights}
-
-  def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the program of a step for the devices of the mesh, which need not be there."""
-    return {"update": self._lower_update(self.batch(0))}
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
     return masked_lm_loss(self._model, params, batch)

@@ -4,7 +4,7 @@ A step rolls every question out several times, rewards the answers, and moves th
 the advantage of their rollout over its siblings. Prompt, retrieved and forced tokens carry no loss.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search import permuted
-from selfrag_jax.train.data import batches
 from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
 from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.phases.base import GradientPhase
@@ -59,9 +58,10 @@ class Refrag(GradientPhase):
     self._player, self._config, self._rollout, self._evaluation = player, config, rollout, evaluation
     self._reference = (params,) if config.kl_weight else ()
 
-  def batches(self, start: int) -> Iterator[np.ndarray]:
+  def batch(self, step: int) -> np.ndarray:
+    """Return the indices of a step's questions."""
     n = self._config.questions_per_step
-    return batches(lambda step: np.arange(step * n, (step + 1) * n), start, self.total_steps)
+    return np.arange(step * n, (step + 1) * n)
 
   def step(self, state: TrainState, batch: np.ndarray) -> tuple[TrainState, Mapping[str, Any]]:
     config = self._config
@@ -92,7 +92,7 @@ class Refrag(GradientPhase):
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""
     config, state = self._config, self.abstract_state()
-    indices = np.arange(config.questions_per_step)
+    indices = self.batch(0)
     rollout = self._player.lower(
       state.params, "train", indices, self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )

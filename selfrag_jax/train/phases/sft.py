@@ -4,7 +4,7 @@ Demonstrations are packed: a row holds as many as fit, in the order of the data,
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.data import batches
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import SFTConfig
@@ -49,9 +48,6 @@ class SFT(GradientPhase):
     if self._size is not None:
       self._check_lengths(self._size)
 
-  def batches(self, start: int) -> Iterator[Any]:
-    return batches(self.batch, start, self.total_steps)
-
   def batch(self, step: int) -> dict[str, np.ndarray]:
     """Render the demonstrations of a step: tokens, mask and segment ids, int32 / bool / int32 [B, T]."""
     config = self._config
@@ -82,10 +78,6 @@ class SFT(GradientPhase):
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     return self._evaluate(state.params)
-
-  def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the programs of a step for the devices of the mesh, which need not be there."""
-    return {"update": self._lower_update(self.batch(0))}
 
   def _packed(self, index: int) -> tuple[list[int], int]:
     """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
