@@ -25,6 +25,12 @@ def is_local(path: epath.PathLike) -> bool:
   return "://" not in os.fspath(path)
 
 
+def absolute(path: epath.PathLike) -> epath.Path:
+  """Return `path` as one that a later change of the working directory does not move; object storage's already are."""
+  path = epath.Path(path)
+  return path if path.is_absolute() else path.absolute()
+
+
 @contextlib.contextmanager
 def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
   """Hold the lock of an existing folder, so that no other process writes into it.

@@ -41,3 +41,4 @@ def test_object_storage_is_not_local():
   assert files.is_local("/runs/mine")
   assert files.is_local("run")
   assert not files.is_local("gs://bucket/run")
+  assert str(files.absolute("gs://bucket/run")) == "gs://bucket/run"

@@ -64,7 +64,7 @@ class Checkpointer:
   ):
     if keep_latest < 1 or best_mode not in ("max", "min"):
       raise ValueError(f"keep_latest is {keep_latest}, best_mode {best_mode!r}; need at least 1, and 'max' or 'min'")
-    self._directory = epath.Path(directory)
+    self._directory = files.absolute(directory)  # orbax refuses relative paths
     self._keep_latest, self._best_metric, self._best_mode = keep_latest, best_metric, best_mode
     self._directory.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
@@ -211,10 +211,11 @@ def load(directory: epath.PathLike, abstract_state: Any, step: int | None = None
   `abstract_state` may be a part of the saved tree (`{"params": ...}` without the optimizer); only that part is read.
   Raises as `Checkpointer.restore` does.
   """
-  found = _find(epath.Path(directory), step)
+  directory = files.absolute(directory)
+  found = _find(directory, step)
   if found < 0:
     return None
-  folder = epath.Path(directory) / str(found)
+  folder = directory / str(found)
   document = _read_document(folder)
   _require_same(document["arrays"], _describe(abstract_state), whole=False)
   return Restored(found, _read_arrays(folder, abstract_state), document["metadata"])

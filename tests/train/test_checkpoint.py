@@ -89,6 +89,19 @@ def test_round_trip_is_bit_exact(tmp_path):
   assert read_metadata(tmp_path) == metadata | {"position": 96}
 
 
+def test_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with Checkpointer("runs/mine") as checkpointer:
+    checkpointer.save(1, make_state(1), metadata={})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checkpointer.save(2, make_state(2), metadata={})
+  monkeypatch.chdir(tmp_path)
+  assert steps_in(tmp_path / "runs" / "mine") == [1, 2]
+  assert_same(restore("runs/mine", 1).state, make_state(1))
+  assert_same(load("runs/mine", abstract(make_state())).state, make_state(2))
+
+
 def test_empty_directory_has_nothing(tmp_path):
   assert restore(tmp_path / "new") is None
   assert read_metadata(tmp_path / "absent") is None
