@@ -1,9 +1,40 @@
-"""How every launcher starts: an error that the user can mend is one line, any other keeps its traceback."""
+"""What all launchers of experiments share: their flags, and that an error which the user can mend is one line."""
 
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from absl import app, flags, logging
+from ml_collections import config_flags
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config", lock_config=True, help_string="A file of configs/, and after a colon its variant."
+)
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
+)
+
+
+def build(argv: list[str], modules: Mapping[str, str]) -> tuple[ModuleType, Any]:
+  """Return the module of the experiment that the config names, and the experiment. Nothing has been written then."""
+  if len(argv) > 1:
+    raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
+  if CONFIG.value is None:
+    raise ValueError("which config? --config=configs/refrag.py, or another file of configs/")
+  from selfrag_jax.mesh import configure_xla, start_distributed
+
+  configure_xla()
+  start_distributed()
+  config = CONFIG.value.to_dict()
+  if (name := config["experiment"]) not in modules:
+    raise ValueError(f"config.experiment is {name!r}; {Path(sys.argv[0]).name} runs {', '.join(modules)}")
+  module = importlib.import_module(modules[name])
+  return module, module.build(config)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -19,6 +50,9 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # orbax writes dozens of INFO lines a checkpoint
   try:
     main(argv)
+  except KeyboardInterrupt as interrupt:
+    print(interrupt if str(interrupt) else "stopped", file=sys.stderr)
+    sys.exit(130)
   except Exception as error:
     from selfrag_jax.files import FolderInUseError
     from selfrag_jax.train.checkpoint import CheckpointError

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from selfrag_jax.evals.plan import print_plan
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
-from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
@@ -169,23 +170,10 @@ def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: 
 
 def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
-  counts, rows = count_params(experiment.model), []
-  print(
-    f"mesh        {dict(experiment.mesh.shape)} on {experiment.mesh.devices.size} {jax.devices()[0].platform} devices"
-  )
-  print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
-  print(f"pattern     {experiment.model.to_dict()['block_pattern']}")
   with jax.set_mesh(experiment.mesh):
     sft = experiment.sft_phase("sft", experiment.sft)
     rl = experiment.rl_phase(sft.abstract_state().params)
-    programs = {f"sft {name}": lowered for name, lowered in sft.lower().items()}
-    programs |= {f"rl {name}": lowered for name, lowered in rl.lower().items()}
-    for name, lowered in programs.items():
-      memory: Any = lowered.compile().memory_analysis()
-      rows.append((name, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes))
-  print(f"{'a device':12}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
-  for name, *sizes in rows:
-    print(f"{name:12}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
+    print_plan(experiment.mesh, experiment.model, {"sft": sft, "rl": rl})
   batch = sft.batch(0)
   n = int((batch["segment_ids"][0] == 1).sum())
   print("first demonstration of phase sft («…» is trained on):")

@@ -56,7 +56,7 @@ class Journal:
 
     Raises FolderInUseError when another process writes to it, ValueError for a writer in object storage.
     """
-    self.folder = epath.Path(folder)
+    self.folder = files.absolute(folder)
     self._read_only, self._fsync = read_only, fsync
     self._log: io.FileIO | None = None
     self._writable = False

@@ -55,28 +55,38 @@ class Phase(Protocol):
 
 
 class StopSignal:
-  """Notes SIGTERM while it is entered, so that the loop can save before it ends."""
+  """Notes SIGTERM and Ctrl-C while it is entered, so that the loop can save before it ends.
+
+  A second Ctrl-C is a KeyboardInterrupt at once.
+  """
 
   def __init__(self):
-    self.requested = False
-
+    self.requested: int | None = None
     # with several hosts JAX's own handler must stay: it makes them agree on the step
     self._handles = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
 
   def __enter__(self) -> "StopSignal":
     if self._handles:
-      self._before = signal.signal(signal.SIGTERM, lambda *_: setattr(self, "requested", True))
+      self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
     return self
 
   def __exit__(self, *_) -> None:
     if self._handles:
-      signal.signal(signal.SIGTERM, self._before)
+      for number, handler in self._before.items():
+        signal.signal(number, handler)
+
+  def _note(self, number: int, _: Any) -> None:
+    if number == signal.SIGINT:
+      if self.requested == signal.SIGINT:
+        raise KeyboardInterrupt("stopped at once; the newest checkpoint is what is left")
+      print("stopping after this step, to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+    self.requested = number
 
   def at(self, step: int) -> bool:
     """Tell whether to stop after this step; all hosts get the same answer."""
     if jax.process_count() > 1:
       return multihost_utils.reached_preemption_sync_point(step)
-    return self.requested
+    return self.requested is not None
 
 
 def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
@@ -87,7 +97,7 @@ def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
 def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: Mapping[str, Any]) -> TrainState:
   """Train a phase to its last step, from its newest intact checkpoint if there is one; returns the final state.
 
-  Raises Preempted after SIGTERM, with the state saved, NonFiniteLossError with the number of the step, and ValueError
+  Raises Preempted after SIGTERM and KeyboardInterrupt after Ctrl-C, with the state saved, NonFiniteLossError with the number of the step, and ValueError
   for checkpoints that this config cannot continue.
   """
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
@@ -122,6 +132,8 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
           saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
         if stopping:
           saver.wait()
+          if stop.requested == signal.SIGINT:
+            raise KeyboardInterrupt(f"stopped; step {step} of phase {phase.name} is saved, run the same again to go on")
           raise Preempted(config.preempted_exit_code)
         if step == phase.total_steps:
           return state

@@ -189,6 +189,18 @@ def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   assert_one_line(run.returncode, run.stderr, message)
 
 
+@pytest.mark.parametrize(
+  ("launcher", "flags", "message"),
+  [
+    ("train", [], "which config? --config=configs/refrag.py, or another file of configs/"),
+    ("eval", ["--config=configs/refrag.py"], "config.experiment is 'refrag'; eval.py runs position_recall"),
+  ],
+)
+def test_a_config_that_does_not_say_what_to_run_is_one_line(launcher, flags, message):
+  run = subprocess.run([sys.executable, f"launch/{launcher}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+  assert_one_line(run.returncode, run.stderr, message)
+
+
 def test_the_place_of_a_mistake_is_shown_on_request(tmp_path):
   code, said = finish(start(f"--workdir={tmp_path / 'run'}", "--config.model.n_heads=5", "--v=1"))
   assert code == 1

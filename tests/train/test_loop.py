@@ -125,6 +125,32 @@ def test_sigterm_saves_at_the_step_and_ends_with_the_code(tmp_path, uninterrupte
   assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
 
 
+def test_ctrl_c_saves_at_the_step(tmp_path, uninterrupted, capsys):
+  interrupt = lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) or metrics if step == 5 else metrics
+  before = signal.getsignal(signal.SIGINT)
+  phase = Walk(on_step=interrupt)
+  with pytest.raises(KeyboardInterrupt, match="step 5 of phase walk is saved"):
+    train(phase, tmp_path, config(), METADATA)
+  assert phase.taken[-1] == saved_steps(tmp_path)[-1] == 5
+  assert "Ctrl-C again stops at once" in capsys.readouterr().err
+  assert signal.getsignal(signal.SIGINT) is before
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, uninterrupted):
+  def interrupt(step, metrics):
+    for _ in range(2 if step == 5 else 0):
+      os.kill(os.getpid(), signal.SIGINT)
+    return metrics
+
+  phase = Walk(on_step=interrupt)
+  with pytest.raises(KeyboardInterrupt, match="at once"):
+    train(phase, tmp_path, config(), METADATA)
+  assert phase.taken[-1] == 5
+  assert saved_steps(tmp_path)[-1] < 5
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
 # 7 is an ordinary step, 9 and 12 would be saved
 @pytest.mark.parametrize(("name", "value"), [("loss", np.nan), ("loss", np.inf), ("grad_norm", np.nan)])
 @pytest.mark.parametrize("bad", [7, 9, 12])

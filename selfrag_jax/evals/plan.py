@@ -1,0 +1,27 @@
+"""What a dry run prints of every experiment: where it would run, how large the model is, what each program takes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.train.phases.base import GradientPhase
+
+
+def print_plan(mesh: Mesh, model: ModelConfig, phases: Mapping[str, GradientPhase]) -> None:
+  """Print mesh, parameters, block pattern, and the memory that each compiled program of the phases needs."""
+  counts, rows = count_params(model), []
+  print(f"mesh        {dict(mesh.shape)} on {mesh.devices.size} {jax.devices()[0].platform} devices")
+  print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
+  print(f"pattern     {model.to_dict()['block_pattern']}")
+  for name, phase in phases.items():
+    for program, lowered in phase.lower().items():
+      memory: Any = lowered.compile().memory_analysis()
+      sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes)
+      rows.append((f"{name} {program}", sizes))
+  width = max(len(title) for title, _ in rows) + 2
+  print(f"{'a device':{width}}{'arguments':>12}{'temporary':>12}{'results':>12}  MiB")
+  for title, sizes in rows:
+    print(f"{title:{width}}" + "".join(f"{size / 2**20:12.1f}" for size in sizes))
