@@ -7,7 +7,11 @@ from absl import flags
 from command import CONFIG, WORKDIR, build, run
 
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
-EXPERIMENTS = {"refrag": "selfrag_jax.evals.refrag", "position_recall": "selfrag_jax.evals.self_rag"}
+EXPERIMENTS = {
+  "refrag": "selfrag_jax.evals.refrag",
+  "self_rag": "selfrag_jax.evals.self_rag",
+  "position_recall": "selfrag_jax.evals.self_rag",  # its phases; launch/eval.py runs the rest
+}
 
 
 def main(argv: list[str]) -> None:

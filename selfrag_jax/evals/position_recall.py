@@ -26,7 +26,7 @@ from selfrag_jax.tasks.sequences import recitals
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.memory import MemoryPhase
 from selfrag_jax.train.reading import Reader
-from selfrag_jax.train.settings import MemoryPhaseConfig, settings
+from selfrag_jax.train.settings import MemoryPhaseConfig, RecallConfig, settings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
@@ -47,6 +47,7 @@ class Experiment:
   """The phases of the model with memory, and the readers of the whole context that it is compared with."""
 
   base: self_rag.Experiment
+  evaluation: RecallConfig
   full_context: MemoryPhaseConfig
   baselines: dict[str, Reader]
   task: Facts  # what they recite
@@ -66,7 +67,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
     baselines[name] = base.reader._replace(model=model)
   phase = settings(MemoryPhaseConfig, {**section, "sight": "full"}, "full_context")
   task = Facts(config["data"]["variant"], n_facts, config["data"]["seed"])
-  return Experiment(base, phase, baselines, task, span)
+  evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
+  return Experiment(base, evaluation, phase, baselines, task, span)
 
 
 def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike) -> Params:
@@ -111,15 +113,15 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
   """Measure every condition at every number of facts; names end in that number but for the first."""
   base, curves = experiment.base, {}
   params = list(policies.values())[-1]
-  for n in base.evaluation.n_facts:
+  for n in experiment.evaluation.n_facts:
     task = Facts(base.config["data"]["variant"], n, base.config["data"]["seed"])
-    suffix = "" if n == base.evaluation.n_facts[0] else f"_{n}"
+    suffix = "" if n == experiment.evaluation.n_facts[0] else f"_{n}"
     conditions: dict[str, Any] = {
       name: (base.reader, params, sight, changed) for name, (sight, changed) in CONDITIONS.items()
     }
     conditions |= {f"full_{name}": (experiment.baselines[name], full[name], "full", False) for name in full}
     for name, (reader, weights, sight, changed) in conditions.items():
-      curve = curves[name + suffix] = measure(reader, weights, task, sight, base.evaluation, changed=changed)
+      curve = curves[name + suffix] = measure(reader, weights, task, sight, experiment.evaluation, changed=changed)
       print(f"measured {name + suffix}: accuracy {curve.right.mean():.3f}", flush=True)
   return curves
 
@@ -127,18 +129,18 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
 def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Mapping[str, Params]) -> dict[str, Any]:
   """Turn curves into the report: conditions, comparisons on the same questions, and what the phases changed."""
   base = experiment.base
-  first, lengths = base.evaluation.n_facts[0], base.evaluation.n_facts
+  first, lengths = experiment.evaluation.n_facts[0], experiment.evaluation.n_facts
   report: dict[str, Any] = {
     "variant": base.data.task.variant,
     "seed": base.config["seed"],
     "chance": base.data.task.chance,
     "n_facts": list(lengths),
-    "depths": {str(n): Facts(base.data.task.variant, n).depths(base.evaluation.depths).tolist() for n in lengths},
+    "depths": {str(n): Facts(base.data.task.variant, n).depths(experiment.evaluation.depths).tolist() for n in lengths},
     "parameters": {"memory": count_params(base.model)["total"]},
     "conditions": {name: curve.report() for name, curve in curves.items()},
     "comparisons": {},
   }
-  middle = slice(base.evaluation.depths // 4, base.evaluation.depths - base.evaluation.depths // 4)
+  middle = slice(experiment.evaluation.depths // 4, experiment.evaluation.depths - experiment.evaluation.depths // 4)
   for name, reader in experiment.baselines.items():
     report["parameters"][f"full_{name}"] = count_params(reader.model)["total"]
   for n in lengths if experiment.baselines else ():
@@ -156,7 +158,7 @@ def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Map
       policies["memory"],
       Facts(report["variant"], first, base.config["data"]["seed"]),
       "memory",
-      base.evaluation,
+      experiment.evaluation,
     )
     report["phase_3_variance"] = variance_change(before, curves["memory"])
   return report

@@ -1,7 +1,7 @@
 """The Self-RAG memory's three phases, from a config: pretrain, train with memory, train to recall from any position.
 
-A config has the sections of the phases that it trains. `init` names the workdir of an earlier run whose last phase the
-first of them starts from.
+A config has the sections of the phases that it trains. `init` names the workdir of an earlier run: the phases after its
+last one are trained, from where that left the model.
 """
 
 import dataclasses
@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
+from selfrag_jax.evals.plan import print_plan
 from selfrag_jax.evals.recall import measure
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
 from selfrag_jax.tasks.sequences import FactData
-from selfrag_jax.train.load import load_model
+from selfrag_jax.text.chat import visualize_tokenization
+from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.memory import MemoryPhase
 from selfrag_jax.train.phases.pretrain import Pretrain
@@ -30,21 +33,23 @@ PHASES: dict[str, type] = {
   "memory": MemoryPhaseConfig,
   "position_recall": MemoryPhaseConfig,
 }
-SECTIONS: dict[str, type] = {"self_rag": SelfRAGConfig, "loop": LoopConfig, "evaluation": RecallConfig, **PHASES}
 VALIDATION = RecallConfig(questions=32, depths=8)  # while training
 
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a config describes; `phases` are the settings of those that it trains, in their order."""
+  """Everything that a config describes; `phases` are the settings of those that are left to train, in their order.
+
+  `start` is what the first of them starts from; None: from scratch.
+  """
 
   config: dict[str, Any]
   mesh: Mesh
   data: FactData
   model: ModelConfig
   reader: Reader
+  start: LoadedModel | None
   phases: dict[str, Any]
-  evaluation: RecallConfig
   loop: LoopConfig
 
   @property
@@ -64,12 +69,21 @@ class Experiment:
       return Pretrain(name, self.data.rows, self.model, self.phases[name], **common)
     if params is None:
       raise ValueError(f"phase {name} trains a model that can read: add a section pretrain, or set init to a workdir")
+    size, seen = self.phases[name].batch_size, 0
+    if name == "position_recall" and "memory" in self.phases:  # contexts that no earlier phase has seen
+      seen = self.phases["memory"].steps * self.phases["memory"].batch_size
     demand = "recent" if name == "memory" else "even"
-    size = self.phases[name].batch_size
-    # contexts that no earlier phase has seen
-    first = sum(self.phases[p].steps * self.phases[p].batch_size for p in ("memory",) if p in self.phases and p != name)
-    sequences = lambda step: self.data.sequences("train", range(first + step * size, first + (step + 1) * size), demand)
+    sequences = lambda step: self.data.sequences("train", range(seen + step * size, seen + (step + 1) * size), demand)
     return MemoryPhase(name, sequences, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
+
+  def planned(self) -> dict[str, Pretrain | MemoryPhase]:
+    """Make the phases as they will run, each from the shapes that the one before leaves."""
+    phases: dict[str, Pretrain | MemoryPhase] = {}
+    params = self.start.params if self.start else None
+    for name in self.phases:
+      phases[name] = self.phase(name, params)
+      params = phases[name].abstract_state().params
+    return phases
 
   def validate(self, params: Params) -> dict[str, float]:
     """Score a reader on a few contexts of the length that it trains on."""
@@ -90,37 +104,47 @@ def build(config: Mapping[str, Any]) -> Experiment:
   if fields["dtype"] == "auto":
     fields["dtype"] = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
   model = settings(ModelConfig, fields, "model")
-  parts: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in SECTIONS.items() if name in config}
-  rag = parts["self_rag"]
+  rag = settings(SelfRAGConfig, config["self_rag"], "self_rag")
   if data.chunk_tokens > rag.chunk_size:
     raise ValueError(f"facts have up to {data.chunk_tokens} tokens, self_rag.chunk_size is {rag.chunk_size}")
+  phases: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in PHASES.items() if name in config}
+  start = _load_start(config["init"], data, model, mesh) if config["init"] else None
+  if start:
+    names = list(PHASES)
+    phases = {name: phases[name] for name in phases if names.index(name) > names.index(start.metadata["phase"])}
+    if not phases:
+      raise ValueError(f"{config['init']} has gone through phase {start.metadata['phase']}: nothing is left to train")
   reader = Reader(model, rag, memory_tokens(data.tokenizer), mesh)
-  phases = {name: parts[name] for name in PHASES if name in parts}
-  experiment = Experiment(config, mesh, data, model, reader, phases, parts["evaluation"], parts["loop"])
+  loop = settings(LoopConfig, config["loop"], "loop")
+  experiment = Experiment(config, mesh, data, model, reader, start, phases, loop)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
-    params = None
-    for name in phases:
-      phase = experiment.phase(name, params if params or not config["init"] else {})
+    for phase in experiment.planned().values():
       phase.batch(0)
-      params = phase.abstract_state().params
-      check_shards(params)
+      check_shards(phase.abstract_state())
   return experiment
+
+
+def _load_start(workdir: str, data: FactData, model: ModelConfig, mesh: Mesh) -> LoadedModel:
+  loaded = load_model(workdir, tokenizer=data.tokenizer, mesh=mesh)
+  if loaded.config != model:
+    raise ValueError(f"{workdir} holds the model {loaded.config}, not {model}")
+  if loaded.metadata.get("phase") not in PHASES:
+    raise ValueError(f"{workdir} was left by phase {loaded.metadata.get('phase')}, not by one of {', '.join(PHASES)}")
+  return loaded
 
 
 def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Params]:
   """Train the phases one after the other, each from its newest checkpoint; return the parameters after each."""
-  workdir, policies = epath.Path(workdir), {}
-  params, origin = None, None
-  if experiment.config["init"]:
-    loaded = load_model(experiment.config["init"], tokenizer=experiment.data.tokenizer, mesh=experiment.mesh)
-    if loaded.config != experiment.model:
-      raise ValueError(f"{experiment.config['init']} holds the model {loaded.config}, not {experiment.model}")
-    params, origin = loaded.params, {"phase": loaded.metadata["phase"], "workdir": experiment.config["init"]}
-    policies[loaded.metadata["phase"]] = params
+  policies: dict[str, Params] = {}
+  params, origin = None, {}
+  if experiment.start:
+    phase = experiment.start.metadata["phase"]
+    params, origin = experiment.start.params, {"origin": {"phase": phase, "workdir": experiment.config["init"]}}
+    policies[phase] = params
   for name, config in experiment.phases.items():
-    metadata = {**experiment.metadata, **({"origin": origin} if origin else {})}
+    metadata = {**experiment.metadata, **origin}
     params = policies[name] = train(experiment.phase(name, params), workdir, experiment.loop, metadata).params
-    origin = {"phase": name, "steps": config.steps}
+    origin = {"origin": {"phase": name, "steps": config.steps}}
   return policies
 
 
@@ -131,3 +155,21 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     scores = experiment.validate(list(train_phases(experiment, workdir).values())[-1])
   print("  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
   return scores
+
+
+def dry_run(experiment: Experiment) -> None:
+  """Print mesh, parameters, the memory that each compiled program needs, and the first batches, decoded."""
+  with jax.set_mesh(experiment.mesh):
+    phases = experiment.planned()
+    print_plan(experiment.mesh, experiment.model, phases)
+  show = lambda ids, mask: visualize_tokenization(experiment.data.tokenizer, ids, mask, color=False)
+  for name, phase in phases.items():
+    batch: Any = phase.batch(0)
+    print(f"first row of phase {name} («…» is predicted):")
+    if isinstance(phase, Pretrain):
+      n = np.count_nonzero(batch["segment_ids"][0])
+      print(show(batch["tokens"][0, :n], batch["mask"][0, :n]))
+      continue
+    chunk, n, asked = batch.chunks[0, 0, : batch.chunk_lengths[0, 0]], batch.lengths[0, 0], batch.query_lengths[0, 0]
+    print(f"{batch.chunks.shape[1]} chunks such as {show(chunk, np.zeros_like(chunk))}")
+    print(show(batch.inputs[0, 0, :n], np.arange(n) >= asked))

@@ -97,8 +97,8 @@ def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
 def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: Mapping[str, Any]) -> TrainState:
   """Train a phase to its last step, from its newest intact checkpoint if there is one; returns the final state.
 
-  Raises Preempted after SIGTERM and KeyboardInterrupt after Ctrl-C, with the state saved, NonFiniteLossError with the number of the step, and ValueError
-  for checkpoints that this config cannot continue.
+  Raises Preempted after SIGTERM and KeyboardInterrupt after Ctrl-C, both with the state saved, NonFiniteLossError with
+  the number of the step, and ValueError for checkpoints that this config cannot continue.
   """
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
   folder = checkpoints(workdir, phase.name)

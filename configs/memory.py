@@ -1,0 +1,27 @@
+"""Phase 2 of the Self-RAG memory: the model learns to read what it retrieves, and to be found.
+
+  python launch/train.py --config=configs/memory.py                                   phases 1 and 2, from nothing
+  python launch/train.py --config=configs/memory.py --config.init=runs/pretrain_kv    from what phase 1 left there
+
+Each step clears the memory, writes the chunks of its own contexts, retrieves for each question, puts what was found
+before it, and learns from the answers and from a contrastive loss over all chunks of the batch, on whatever device.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from configs import pretrain
+
+
+def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
+  """Return the config of a variant of the facts."""
+  config = pretrain.get_config(variant)
+  config.workdir = f"runs/memory_{variant}"
+  config.memory = phase(steps=200, batch_size=8)
+  return config
+
+
+def phase(**sizes: int) -> dict[str, Any]:
+  """Return the settings of a phase over contexts."""
+  return {"temperature": 0.05, "sight": "memory", **pretrain.optimizer(), **sizes}

@@ -1,0 +1,85 @@
+"""Phase 1 of the Self-RAG memory: a small language model from scratch, on packed text.
+
+python launch/train.py --config=configs/pretrain.py                    lists of facts and questions, made as it goes
+python launch/train.py --config=configs/pretrain.py:sentence           any variant of selfrag_jax/tasks/facts.py
+"""
+
+from typing import Any
+
+import ml_collections
+
+from selfrag_jax.tasks.facts import ASKABLE, WORDINGS
+
+MODELS = {
+  "hybrid": {"block_pattern": "MTM", "n_layers": 3, "mlp_dim": 192},
+  "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
+  "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
+}
+
+
+def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
+  """Return the config of a variant of the facts."""
+  if variant not in WORDINGS:
+    raise ValueError(f"no variant {variant!r}; one of {', '.join(WORDINGS)}")
+  return ml_collections.ConfigDict(
+    {
+      "experiment": "self_rag",
+      "seed": 0,
+      "workdir": f"runs/pretrain_{variant}",
+      "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
+      "init": "",  # a workdir: what its last phase left is where the next phase starts
+      "data": {
+        "name": "facts",
+        "variant": variant,
+        "n_facts": 128,  # of a context to remember
+        "n_questions": 16 if variant in ASKABLE else 1,  # about it
+        "text_facts": (4, 8, 16),  # of the lists in the text to pretrain on: recall is learnt from the short ones
+        "seed": 0,
+      },
+      "model": {
+        "d_model": 64,
+        "n_heads": 4,
+        **MODELS["hybrid"],
+        "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
+        "ssm_state": 16,
+        "ssm_head_dim": 32,
+        "ssm_chunk": 32,
+        "init_scale": 0.1,
+      },
+      "self_rag": {
+        "chunk_size": 32,
+        "top_k": 16,  # chunks: the context budget
+        "retrieval_method": "cosine",
+        "embed_pooling": "mean",
+        "order": "position",  # as they were read: the newest of two values stands last
+        "memory_dropout": 0.1,
+        "contrastive_weight": 0.1,
+      },
+      "pretrain": {"steps": 600, "batch_size": 64, "valid_rows": 256, **optimizer()},
+      "loop": {
+        "checkpoint_every": 100,
+        "keep_checkpoints": 2,
+        "eval_every": 100,
+        "log_every": 20,
+        "preempted_exit_code": 143,
+      },
+    }
+  )
+
+
+def optimizer() -> dict[str, Any]:
+  """Return the optimizer of a tiny model. Muon, because AdamW takes several times as many steps to learn to recall."""
+  return {
+    "accumulate": 1,
+    "optimizer": {
+      "name": "muon",
+      "learning_rate": 1e-2,
+      "schedule": "cosine",
+      "warmup_steps": 20,
+      "final_fraction": 0.1,
+      "b1": 0.9,
+      "b2": 0.95,
+      "weight_decay": 0.0,
+      "clip_norm": 1.0,
+    },
+  }
