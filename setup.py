@@ -53,6 +53,7 @@ setup(
       # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
       f"jax[tpu]==0.10.2; {LINUX}",
       # oracles: the reference implementations our model is held against
+      "sentencepiece>=0.2,<1",
       "torch==2.13.0",
       "transformers>=5,<6",
     ],

@@ -24,4 +24,4 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
 
 def phase(**sizes: int) -> dict[str, Any]:
   """Return the settings of a phase over contexts."""
-  return {"temperature": 0.05, "sight": "memory", **pretrain.optimizer(), **sizes}
+  return {"temperature": 0.05, **pretrain.optimizer(), **sizes}

@@ -22,10 +22,13 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   config.workdir = f"runs/position_recall_{variant}"
   config.position_recall = memory.phase(steps=100, batch_size=8)
   config.full_context = {
-    "n_facts": 64,
+    "text_facts": (4, 8, 16, 64),
     "span": 16,  # facts of a running span
     "models": pretrain.MODELS,
-    **memory.phase(steps=300, batch_size=16),
+    "steps": 450,
+    "batch_size": 16,
+    "valid_rows": 64,
+    **pretrain.optimizer(),
   }
-  config.evaluation = {"n_facts": (64, 1024), "questions": 200, "depths": 16, "tokens": 16_384}
+  config.evaluation = {"n_facts": (64, 1024), "questions": (200, 32), "depths": 16, "tokens": 16_384}
   return config

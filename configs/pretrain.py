@@ -18,9 +18,10 @@ MODELS = {
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
-  """Return the config of a variant of the facts."""
-  if variant not in WORDINGS:
-    raise ValueError(f"no variant {variant!r}; one of {', '.join(WORDINGS)}")
+  """Return the config of a variant of the facts, or of text files."""
+  if variant not in (*WORDINGS, "text"):
+    raise ValueError(f"no variant {variant!r}; one of {', '.join(WORDINGS)}, text")
+  of_files = variant == "text"
   return ml_collections.ConfigDict(
     {
       "experiment": "self_rag",
@@ -28,16 +29,9 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
       "workdir": f"runs/pretrain_{variant}",
       "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
       "init": "",  # a workdir: what its last phase left is where the next phase starts
-      "data": {
-        "name": "facts",
-        "variant": variant,
-        "n_facts": 128,  # of a context to remember
-        "n_questions": 16 if variant in ASKABLE else 1,  # about it
-        "text_facts": (4, 8, 16),  # of the lists in the text to pretrain on: recall is learnt from the short ones
-        "seed": 0,
-      },
+      "data": text() if of_files else facts(variant),
       "model": {
-        "d_model": 64,
+        "d_model": 128 if of_files else 64,
         "n_heads": 4,
         **MODELS["hybrid"],
         "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
@@ -48,14 +42,14 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
       },
       "self_rag": {
         "chunk_size": 32,
-        "top_k": 16,  # chunks: the context budget
+        "top_k": 2 if of_files else 16,  # chunks: the context budget
         "retrieval_method": "cosine",
         "embed_pooling": "mean",
         "order": "position",  # as they were read: the newest of two values stands last
         "memory_dropout": 0.1,
         "contrastive_weight": 0.1,
       },
-      "pretrain": {"steps": 600, "batch_size": 64, "valid_rows": 256, **optimizer()},
+      "pretrain": {"steps": 600, "batch_size": 16 if of_files else 64, "valid_rows": 256, **optimizer()},
       "loop": {
         "checkpoint_every": 100,
         "keep_checkpoints": 2,
@@ -65,6 +59,31 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
       },
     }
   )
+
+
+def facts(variant: str) -> dict[str, Any]:
+  """Return lists of facts to read and to remember."""
+  return {
+    "name": "facts",
+    "variant": variant,
+    "n_facts": 128,  # of a context to remember
+    "n_questions": 16 if variant in ASKABLE else 1,  # about it
+    "text_facts": (4, 8, 16),  # of the lists in the text to pretrain on: recall is learnt from the short ones
+    "seed": 0,
+  }
+
+
+def text() -> dict[str, Any]:
+  """Return text files."""
+  return {
+    "name": "text",
+    "path": "",
+    "tokenizer": "byte",  # or a SentencePiece .model file, or a folder with the tokenizer.json of a byte-level BPE
+    "row_tokens": 256,
+    "n_chunks": 16,  # of a context to remember
+    "chunk_tokens": 32,
+    "seed": 0,
+  }
 
 
 def optimizer() -> dict[str, Any]:

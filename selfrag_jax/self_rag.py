@@ -98,10 +98,11 @@ def embed(
 
 
 def augment(
-  tokens_BxT: Array, lengths_B: Array, found: Found, ids: MemoryTokens, order: Order = "score"
+  tokens_BxT: Array, lengths_B: Array, found: Found, ids: MemoryTokens | None, order: Order = "score"
 ) -> tuple[Array, Array, Array]:
   """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
 
+  Without `ids` the chunks stand there without marks, as in plain text.
   tokens int32 [B, T], lengths [B], found: k chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] with
   0 behind, their lengths [B], and where the input starts [B]. `position` is the order of the slots.
   """
@@ -115,13 +116,15 @@ def augment(
   at = jnp.arange(batch)[:, None]
   chunks, sizes, slots = (jnp.asarray(field)[at, placed] for field in found)
   exists = slots >= 0
-  marks = jnp.full((batch, k, 1), ids.mem, jnp.int32)
+  marked = ids is not None
+  mem, sep = ids or (0, 0)
+  marks = jnp.full((batch, k, 1), mem, jnp.int32)
   inside = exists[:, :, None] & (jnp.arange(size)[None, None, :] < sizes[:, :, None])
   pieces = jnp.concatenate([marks, chunks], axis=2).reshape(batch, -1)
-  valid = jnp.concatenate([exists[:, :, None], inside], axis=2).reshape(batch, -1)
-  any_found = exists.any(axis=1, keepdims=True)
-  whole = jnp.concatenate([pieces, jnp.full((batch, 1), ids.sep, jnp.int32), tokens_BxT], axis=1)
-  valid = jnp.concatenate([valid, any_found, _inside(tokens_BxT, lengths_B)], axis=1)
+  valid = jnp.concatenate([exists[:, :, None] & marked, inside], axis=2).reshape(batch, -1)
+  separated = exists.any(axis=1, keepdims=True) & marked
+  whole = jnp.concatenate([pieces, jnp.full((batch, 1), sep, jnp.int32), tokens_BxT], axis=1)
+  valid = jnp.concatenate([valid, separated, _inside(tokens_BxT, lengths_B)], axis=1)
   tokens, lengths = compact(whole, valid, whole.shape[1])
   return tokens, lengths, lengths - lengths_B
 

@@ -1,7 +1,8 @@
 """The position-recall experiment: one small model with a memory against itself without, and against full context.
 
 Every condition answers the same paired questions, in which only the needed fact moves. Models that read the whole
-context are trained on reciting it (free recall and running span, arXiv 2510.10276), with as many parameters.
+context are language models of the same size, trained on text that asks for all facts of a list and for the last ones
+(free recall and running span, arXiv 2510.10276).
 """
 
 import csv
@@ -17,16 +18,17 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.evals import figures, self_rag
-from selfrag_jax.evals.recall import Curve, measure, variance_change
+from selfrag_jax.evals.recall import Curve, measure, recall_among, score, variance_change
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.position import compare
+from selfrag_jax.metrics.statistics import bootstrap_interval
 from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.tasks.sequences import recitals
+from selfrag_jax.tasks.facts import ASKABLE, Facts
+from selfrag_jax.tasks.sequences import FactText, of_facts
 from selfrag_jax.train.loop import train
-from selfrag_jax.train.phases.memory import MemoryPhase
+from selfrag_jax.train.phases.pretrain import Pretrain
 from selfrag_jax.train.reading import Reader
-from selfrag_jax.train.settings import MemoryPhaseConfig, RecallConfig, settings
+from selfrag_jax.train.settings import PretrainConfig, RecallConfig, settings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
@@ -40,6 +42,7 @@ CONDITIONS = {
   "deleted": ("deleted", False),
   "changed": ("memory", True),
 }
+HELD_OUT = 1024  # sequences that the losses of phase 2 are compared on, and facts that an embedding is told from
 
 
 @dataclasses.dataclass
@@ -48,45 +51,37 @@ class Experiment:
 
   base: self_rag.Experiment
   evaluation: RecallConfig
-  full_context: MemoryPhaseConfig
+  full_context: PretrainConfig
   baselines: dict[str, Reader]
-  task: Facts  # what they recite
-  span: int
+  text: FactText  # what they read
+
+  def task(self, n_facts: int) -> Facts:
+    """Return the facts in contexts of a length."""
+    data = self.base.config["data"]
+    return Facts(data["variant"], n_facts, data["seed"])
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and build what it describes. Raises ValueError with the fix where it does not fit."""
   base = self_rag.build(config)
   section = dict(config["full_context"])
-  n_facts, span, models = section.pop("n_facts"), section.pop("span"), section.pop("models")
-  if not 1 <= span <= n_facts:
-    raise ValueError(f"full_context.span = {span} must lie in [1, {n_facts}], the facts of a context")
+  lengths, span, models = section.pop("text_facts"), section.pop("span"), section.pop("models")
   baselines = {}
   for name, changes in models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
-    baselines[name] = base.reader._replace(model=model)
-  phase = settings(MemoryPhaseConfig, {**section, "sight": "full"}, "full_context")
-  task = Facts(config["data"]["variant"], n_facts, config["data"]["seed"])
+    baselines[name] = base.reader._replace(model=model, ids=None)  # text as it is, without the marks of a memory
+  phase = settings(PretrainConfig, section, "full_context")
   evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
-  return Experiment(base, evaluation, phase, baselines, task, span)
+  text = FactText(config["data"]["variant"], lengths, config["data"]["seed"], span)
+  return Experiment(base, evaluation, phase, baselines, text)
 
 
 def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike) -> Params:
   """Train a reader of the whole context from scratch."""
-  base, config, reader = experiment.base, experiment.full_context, experiment.baselines[name]
-  size = config.batch_size
-  recite = lambda step: recitals(experiment.task, "train", range(step * size, (step + 1) * size), experiment.span)
-  phase = MemoryPhase(
-    f"full_{name}",
-    recite,
-    reader,
-    config,
-    mesh=base.mesh,
-    seed=base.config["seed"],
-    params=None,
-    evaluate_reader=lambda _: {},
-  )
-  return train(phase, workdir, base.loop, {**base.metadata, "model": reader.model.to_dict()}).params
+  base, model = experiment.base, experiment.baselines[name].model
+  seed = base.config["seed"]
+  phase = Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, mesh=base.mesh, seed=seed)
+  return train(phase, workdir, base.loop, {**base.metadata, "model": model.to_dict()}).params
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
@@ -102,6 +97,8 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     report = summarize(experiment, curves, policies)
   report["tokens"] = tokens_of(workdir)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
+  report["checks"] = checks(report)
+  write_json(workdir / "config.json", base.config)
   write_json(workdir / "position_recall.json", report)
   write_bytes_atomic(workdir / "position_recall.csv", as_csv(report).encode())
   figures.accuracy_over_depth(workdir, report)
@@ -110,58 +107,118 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Mapping[str, Params]) -> dict[str, Curve]:
-  """Measure every condition at every number of facts; names end in that number but for the first."""
-  base, curves = experiment.base, {}
+  """Measure every condition at every number of facts; names end in that number but for the first.
+
+  `memory_before` is the model with memory before its last phase.
+  """
+  base, evaluation, curves = experiment.base, experiment.evaluation, {}
   params = list(policies.values())[-1]
-  for n in experiment.evaluation.n_facts:
-    task = Facts(base.config["data"]["variant"], n, base.config["data"]["seed"])
-    suffix = "" if n == experiment.evaluation.n_facts[0] else f"_{n}"
+  for n, questions in zip(evaluation.n_facts, evaluation.questions, strict=True):
+    suffix = "" if n == evaluation.n_facts[0] else f"_{n}"
     conditions: dict[str, Any] = {
       name: (base.reader, params, sight, changed) for name, (sight, changed) in CONDITIONS.items()
     }
+    if not suffix and "memory" in policies:
+      conditions["memory_before"] = (base.reader, policies["memory"], "memory", False)
     conditions |= {f"full_{name}": (experiment.baselines[name], full[name], "full", False) for name in full}
     for name, (reader, weights, sight, changed) in conditions.items():
-      curve = curves[name + suffix] = measure(reader, weights, task, sight, experiment.evaluation, changed=changed)
+      curve = curves[name + suffix] = measure(
+        reader,
+        weights,
+        experiment.task(n),
+        sight,
+        questions=questions,
+        depths=evaluation.depths,
+        tokens=evaluation.tokens,
+        changed=changed,
+      )
       print(f"measured {name + suffix}: accuracy {curve.right.mean():.3f}", flush=True)
   return curves
 
 
 def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Mapping[str, Params]) -> dict[str, Any]:
   """Turn curves into the report: conditions, comparisons on the same questions, and what the phases changed."""
-  base = experiment.base
-  first, lengths = experiment.evaluation.n_facts[0], experiment.evaluation.n_facts
+  base, evaluation = experiment.base, experiment.evaluation
+  lengths, readers = evaluation.n_facts, {"memory": base.reader}
+  readers |= {f"full_{name}": reader for name, reader in experiment.baselines.items()}
   report: dict[str, Any] = {
     "variant": base.data.task.variant,
     "seed": base.config["seed"],
     "chance": base.data.task.chance,
     "n_facts": list(lengths),
-    "depths": {str(n): Facts(base.data.task.variant, n).depths(experiment.evaluation.depths).tolist() for n in lengths},
-    "parameters": {"memory": count_params(base.model)["total"]},
+    "depths": {str(n): experiment.task(n).depths(evaluation.depths).tolist() for n in lengths},
+    "parameters": {name: count_params(reader.model)["total"] for name, reader in readers.items()},
     "conditions": {name: curve.report() for name, curve in curves.items()},
-    "comparisons": {},
+    "middle": {},
   }
-  middle = slice(experiment.evaluation.depths // 4, experiment.evaluation.depths - experiment.evaluation.depths // 4)
-  for name, reader in experiment.baselines.items():
-    report["parameters"][f"full_{name}"] = count_params(reader.model)["total"]
+  quarter = evaluation.depths // 4
+  middle = lambda name: curves[name].right[:, quarter : evaluation.depths - quarter]
   for n in lengths if experiment.baselines else ():
-    suffix = "" if n == first else f"_{n}"
-    best = max(
-      (f"full_{name}" for name in experiment.baselines), key=lambda x: curves[x + suffix].right[:, middle].mean()
-    )
-    report["comparisons"][f"middle{suffix}"] = {
-      "against": best,
-      **compare(curves["memory" + suffix].right[:, middle], curves[best + suffix].right[:, middle]),
+    suffix = "" if n == lengths[0] else f"_{n}"
+    best = max((name + suffix for name in readers if name != "memory"), key=lambda name: middle(name).mean())
+    report["middle"][str(n)] = {"against": best, **compare(middle("memory" + suffix), middle(best))}
+  if "memory_before" in curves:
+    report["phase_3_variance"] = variance_change(curves["memory_before"], curves["memory"])
+  if "memory" in policies:
+    report["phase_2_loss"] = chunk_losses(experiment, policies["memory"])
+  if base.data.task.variant in ASKABLE:
+    facts = experiment.task(HELD_OUT)
+    report["recall_at_1"] = {
+      name: float(recall_among(base.reader, params, facts).mean()) for name, params in policies.items()
     }
-  if {"memory", "position_recall"} <= policies.keys():
-    before = measure(
-      base.reader,
-      policies["memory"],
-      Facts(report["variant"], first, base.config["data"]["seed"]),
-      "memory",
-      experiment.evaluation,
-    )
-    report["phase_3_variance"] = variance_change(before, curves["memory"])
   return report
+
+
+def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
+  """Compare the loss of answers with the needed chunk, with another one, and with none before the question."""
+  base = experiment.base
+  reader = base.reader._replace(config=dataclasses.replace(base.reader.config, top_k=1))
+  batch = of_facts(experiment.task(experiment.evaluation.n_facts[0]).lists("test", range(HELD_OUT)))
+  sights: Any = {"gold": "oracle", "random": "random", "none": "none"}
+  losses = {name: score(reader, params, batch, sight).loss for name, sight in sights.items()}
+  return {
+    "n": HELD_OUT,
+    **{name: float(loss.mean()) for name, loss in losses.items()},
+    "gold_minus_random": list(bootstrap_interval(losses["gold"] - losses["random"])),
+    "gold_minus_none": list(bootstrap_interval(losses["gold"] - losses["none"])),
+  }
+
+
+def checks(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Hold the report against what the experiment claims: each check with its value, its bound and whether it holds."""
+  conditions, chance, first = report["conditions"], report["chance"], report["n_facts"][0]
+  memory = conditions["memory"]
+  found: dict[str, dict[str, Any]] = {}
+
+  def check(name: str, value: float, at_least: float | None = None, at_most: float | None = None) -> None:
+    holds = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+    found[name] = {"value": value, "at_least": at_least, "at_most": at_most, "holds": bool(holds)}
+
+  check(f"memory, {first} facts: worst depth", memory["worst"], at_least=0.85)
+  check(f"memory, {first} facts: |U|", abs(memory["u"]), at_most=0.05)
+  check(f"memory, {first} facts: upper bound of the range", memory["range_upper"], at_most=0.10)
+  for n in report["n_facts"][1:]:
+    check(f"memory, {n} facts: worst depth", conditions[f"memory_{n}"]["worst"], at_least=0.85)
+  ends = conditions["head_tail"]["accuracy_by_depth"]
+  quarter = len(ends) // 4
+  check("first and last facts: U", conditions["head_tail"]["u"], at_least=0.6)
+  check("first and last facts: middle", float(np.mean(ends[quarter : len(ends) - quarter])), at_most=chance + 0.05)
+  check("needed chunk deleted", conditions["deleted"]["accuracy"], at_most=chance + 0.05)
+  check("random chunks", conditions["random"]["accuracy"], at_most=chance + 0.05)
+  check("value changed: the answer follows", conditions["changed"]["accuracy"], at_least=0.95)
+  for n, middle in report["middle"].items():
+    if int(n) != first:
+      check(f"middle of {n} facts: memory - {middle['against']}", middle["interval"][0], at_least=1e-9)
+      check(f"middle of {n} facts: McNemar p", middle["mcnemar_p"], at_most=1e-3)
+  if "phase_3_variance" in report:
+    check("phase 3: change of the variance over depths", report["phase_3_variance"]["interval"][1], at_most=-1e-12)
+  if "phase_2_loss" in report:
+    check("phase 2: loss with the needed chunk - another", report["phase_2_loss"]["gold_minus_random"][1], at_most=0.0)
+    check("phase 2: loss with the needed chunk - none", report["phase_2_loss"]["gold_minus_none"][1], at_most=0.0)
+  if "recall_at_1" in report:
+    last = list(report["recall_at_1"].values())[-1]
+    check(f"recall@1 among {HELD_OUT} facts by the model's own embedding", last, at_least=0.98)
+  return found
 
 
 def tokens_of(workdir: epath.Path) -> dict[str, int]:
@@ -183,15 +240,8 @@ def as_csv(report: Mapping[str, Any]) -> str:
     positions = report["depths"][length if length in report["depths"] else str(report["n_facts"][0])]
     for i, position in enumerate(positions):
       numbers = (curve["accuracy_by_depth"][i], *curve["interval_by_depth"][i], curve["recall_by_depth"][i])
-      writer.writerow(
-        [
-          name,
-          position,
-          *(f"{x:.4f}" for x in (*numbers, curve["recall_at_1_by_depth"][i])),
-          curve["n"],
-          curve["budget"],
-        ]
-      )
+      numbers = (*numbers, curve["recall_at_1_by_depth"][i])
+      writer.writerow([name, position, *(f"{x:.4f}" for x in numbers), curve["n"], curve["budget"]])
   return out.getvalue()
 
 
@@ -203,10 +253,17 @@ def table(report: Mapping[str, Any]) -> str:
       f"{name:22} {c['budget']:6} {c['accuracy']:9.3f} {c['worst']:6.3f} {c['u']:+7.3f} {c['range_upper']:8.3f} "
       f"{c['chi2_p']:8.2g} {np.mean(c['recall_at_1_by_depth']):9.3f}"
     )
-  for name, c in report["comparisons"].items():
+  for n, c in report["middle"].items():
     (low, high), p = c["interval"], c["mcnemar_p"]
-    lines.append(
-      f"{name}: memory - {c['against']} = {c['difference']:+.3f} [{low:+.3f}, {high:+.3f}], McNemar p {p:.2g}"
-    )
-  lines.append(f"chance {report['chance']:.3f}, {report['wall_seconds']:.0f} s")
+    difference = f"{c['difference']:+.3f} [{low:+.3f}, {high:+.3f}], McNemar p {p:.2g}"
+    lines.append(f"middle of {n} facts: memory - {c['against']} = {difference}")
+  for name, curve in report["conditions"].items():
+    if name.startswith("full_"):
+      low, high = curve["u_interval"]
+      shape = "a U" if low > 0 else "no U" if high < 0 else "no U that is certain"
+      lines.append(f"{name}: {shape}, edges - middle = {curve['u']:+.3f} [{low:+.3f}, {high:+.3f}]")
+  for name, c in report["checks"].items():
+    bound = f">= {c['at_least']:.3g}" if c["at_least"] is not None else f"<= {c['at_most']:.3g}"
+    lines.append(f"{'holds' if c['holds'] else 'FAILS':6} {name}: {c['value']:.3g} {bound}")
+  lines.append(f"tokens {report['tokens']}, chance {report['chance']:.3f}, {report['wall_seconds']:.0f} s")
   return "\n".join(lines)

@@ -11,7 +11,6 @@ from selfrag_jax.metrics.statistics import bootstrap_difference
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import Sequences, of_facts
 from selfrag_jax.train.reading import Reader, Sight, seen
-from selfrag_jax.train.settings import RecallConfig
 from selfrag_jax.typing import Params
 
 _retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)
@@ -42,21 +41,54 @@ class Curve(NamedTuple):
     }
 
 
+class Scored(NamedTuple):
+  """Answers to N questions: the mean loss of each and whether it was right [N], and which chunks were seen [N, k]."""
+
+  loss: np.ndarray
+  right: np.ndarray
+  slots: np.ndarray
+
+
 def measure(
-  reader: Reader, params: Params, task: Facts, sight: Sight, config: RecallConfig, *, changed: bool = False
+  reader: Reader,
+  params: Params,
+  task: Facts,
+  sight: Sight,
+  *,
+  questions: int,
+  depths: int,
+  tokens: int = 16_384,
+  changed: bool = False,
 ) -> Curve:
-  """Ask `config.questions` test questions at each depth; `changed` states and expects another value in each."""
-  width = task.lists("test", [0]).facts.shape[2] + 1  # [MEM] stands before each fact
-  budget = task.n_facts if sight == "full" else reader.config.top_k
-  indices, columns = np.arange(config.questions), []
-  for depth in task.depths(config.depths):
-    batch = of_facts(task.episodes("test", indices, [depth] * config.questions, changed=changed))
-    slots = _slots(reader, params, batch, sight, config.tokens // (task.n_facts * width), int(depth))
-    loss, right = _answer(reader, params, batch, slots, config.tokens // (budget * width))
+  """Ask `questions` test questions at each depth; `changed` states and expects another value in each.
+
+  About `tokens` tokens are read at once.
+  """
+  indices, columns = np.arange(questions), []
+  for depth in task.depths(depths):
+    batch = of_facts(task.episodes("test", indices, [depth] * questions, changed=changed))
+    scored = score(reader, params, batch, sight, tokens=tokens, seed=int(depth))
     gold = batch.gold[:, 0, :1]
-    columns.append((loss, right, slots[:, 0] == gold[:, 0], (slots == gold).any(axis=1)))
+    columns.append((scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], (scored.slots == gold).any(axis=1)))
   scores = (np.stack(column, axis=1) for column in zip(*columns, strict=True))
-  return Curve(*scores, budget=budget, budget_tokens=budget * width + 1)
+  budget = task.n_facts if sight == "full" else reader.config.top_k
+  return Curve(*scores, budget=budget, budget_tokens=budget * (batch.chunks.shape[2] + 1) + 1)
+
+
+def score(
+  reader: Reader, params: Params, batch: Sequences, sight: Sight, *, tokens: int = 16_384, seed: int = 0
+) -> Scored:
+  """Answer the question of each context; `seed` draws the chunks of `random`."""
+  width, n = batch.chunks.shape[2] + 1, batch.chunks.shape[1]  # [MEM] stands before each chunk
+  slots = _slots(reader, params, batch, sight, tokens // (n * width), seed)
+  return Scored(*_answer(reader, params, batch, slots, tokens // (slots.shape[1] * width)), slots)
+
+
+def recall_among(reader: Reader, params: Params, task: Facts) -> np.ndarray:
+  """Return for each fact of a test list whether a question about it finds it first, bool [n_facts]."""
+  batch = of_facts(task.lists("test", [0], task.n_facts))
+  slots = _retrieve(reader, params, batch, np.zeros(task.n_facts, bool))
+  return np.asarray(slots)[:, 0] == batch.gold[0, :, 0]
 
 
 def _slots(reader: Reader, params: Params, batch: Sequences, sight: Sight, size: int, seed: int) -> np.ndarray:

@@ -74,7 +74,6 @@ WORDINGS = {
 }
 ASKABLE = ("kv", "kv_uuid", "sentence", "paraphrase")  # in which any fact of a list could be asked for
 ORDINALS = ("first", "second")
-CUES = ("All:", "Last:")  # recite the whole list, or what was read last
 WORDS, VALUE = "abcdvwxy", 4  # of a fact, and where its value begins
 SPLITS = ("train", "valid", "test")
 Demand = Literal["even", "recent"]  # which of the facts are asked for
@@ -85,7 +84,7 @@ OTHER_KEYS = 0.25  # of the sentences of needle_multi_key state facts about othe
 def vocabulary() -> list[str]:
   """List the distinct words and marks of every variant."""
   wordings = [text for wording in WORDINGS.values() for text in (*wording.statements, wording.question)]
-  templates = " ".join([*wordings, *CUES])
+  templates = " ".join(wordings)
   pieces = re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", templates))
   return list(dict.fromkeys([*pieces, *ORDINALS, *FIRST, *LAST, *VALUES, *HEX]))
 

@@ -1,17 +1,19 @@
 """Text files as training data: documents, tokenised and cut into rows; an order that is a function of the step."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from selfrag_jax.tasks.datasets import read_jsonl
-from selfrag_jax.tasks.search import ShuffledEpochs
+from selfrag_jax.tasks.facts import Demand
+from selfrag_jax.tasks.search import Indices, ShuffledEpochs
+from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.text.tokenizer import Tokenizer
 
 SUFFIXES = (".txt", ".jsonl", ".array_record")
-HELD_OUT = 20  # one row in so many is for validation
+HELD_OUT = 20  # one token in so many is for validation
 
 
 def read_documents(path: epath.PathLike) -> Iterator[str]:
@@ -57,31 +59,63 @@ _READERS = {".txt": lambda file: iter([file.read_text(encoding="utf-8")]), ".jso
 class PackedText:
   """Rows of `row_tokens` tokens from documents one behind the other, each a segment of its own. Rows have no padding.
 
-  A row in twenty is held out for validation. Raises ValueError for texts of fewer rows than that takes.
+  The last twentieth of the tokens is held out for validation, whatever the length of the rows. Raises ValueError for
+  texts of fewer rows than that takes.
   """
 
-  def __init__(self, documents: Sequence[str] | Iterator[str], tokenizer: Tokenizer, row_tokens: int, seed: int):
-    ids = [np.array(tokenizer.encode(text), np.int32) for text in documents]
-    n = sum(map(len, ids)) // row_tokens
-    if n < HELD_OUT:
+  def __init__(self, documents: Sequence[Sequence[int]], row_tokens: int, seed: int):
+    flat = np.concatenate([np.asarray(document, np.int32) for document in documents])
+    which = np.repeat(np.arange(1, len(documents) + 1, dtype=np.int32), [len(document) for document in documents])
+    cut = len(flat) - len(flat) // HELD_OUT
+    if len(flat) - cut < row_tokens:
       raise ValueError(
-        f"{sum(map(len, ids))} tokens are {n} rows of {row_tokens}; training and validation take {HELD_OUT}: "
-        "give more text or shorter rows"
+        f"{len(flat)} tokens are {len(flat) // row_tokens} rows of {row_tokens}; training and validation take "
+        f"{HELD_OUT}: give more text or shorter rows"
       )
-    which = np.repeat(np.arange(1, len(ids) + 1, dtype=np.int32), [len(document) for document in ids])
-    rows = lambda flat: flat[: n * row_tokens].reshape(n, row_tokens)
-    self._tokens, self._segment_ids = rows(np.concatenate(ids)), rows(which)
-    held_out = np.arange(n) % HELD_OUT == 0
-    valid = np.flatnonzero(held_out)
-    # validation goes round and round, so that whole batches can be taken of few rows
-    self._row = {
-      "valid": lambda i: valid[i % len(valid)],
-      "train": ShuffledEpochs(np.flatnonzero(~held_out).tolist(), seed).__getitem__,
-    }
+    rows = lambda column: column[: len(column) // row_tokens * row_tokens].reshape(-1, row_tokens)
+    parts = {"train": slice(cut), "valid": slice(cut, None)}
+    self._rows = {split: (rows(flat[part]), rows(which[part])) for split, part in parts.items()}
+    self._order = ShuffledEpochs(range(len(self._rows["train"][0])), seed)
 
-  def batch(self, split: Literal["train", "valid"], indices: Sequence[int] | range) -> dict[str, np.ndarray]:
-    """Return rows: tokens and segment ids int32 [B, T], and which tokens are predicted, bool [B, T]."""
-    at = np.array([self._row[split](index) for index in indices])
-    tokens, segments = self._tokens[at], self._segment_ids[at]
+  def batch(self, split: str, indices: Indices) -> dict[str, np.ndarray]:
+    """Return rows: tokens and segment ids int32 [B, T], and which tokens are predicted, bool [B, T].
+
+    Validation goes round and round, so that whole batches can be taken of few rows.
+    """
+    tokens, segments = self._rows[split]
+    at = np.array([self._order[i] if split == "train" else i % len(tokens) for i in indices])
+    tokens, segments = tokens[at], segments[at]
     segments = segments - segments[:, :1] + 1  # small numbers, from 1 on in every row
     return {"tokens": tokens, "segment_ids": segments, "mask": np.ones_like(tokens, bool)}
+
+
+class TextData:
+  """What the phases of the Self-RAG memory read of text files: packed rows, and passages that need what came before.
+
+  A sequence is a piece of `chunk_tokens` tokens: its beginning is what is asked with, the rest is predicted, from a
+  memory of the `n_chunks` pieces before it, of which the one directly before is to be found.
+  """
+
+  def __init__(self, path: str, tokenizer: Tokenizer, row_tokens: int, n_chunks: int, chunk_tokens: int, seed: int):
+    if not path:
+      raise ValueError("config.data.path is empty; give a file or a folder of texts: --config.data.path=FOLDER")
+    if chunk_tokens < 4 or n_chunks < 1:
+      raise ValueError(f"need chunks of at least 4 tokens and at least one, got {chunk_tokens} and {n_chunks}")
+    documents = [tokenizer.encode(text) for text in read_documents(path)]
+    self.tokenizer, self.chunk_tokens, self.n_chunks = tokenizer, chunk_tokens, n_chunks
+    self.rows = PackedText(documents, row_tokens, seed).batch
+    self._contexts = PackedText(documents, (n_chunks + 1) * chunk_tokens, seed)
+
+  def sequences(self, split: str, indices: Indices, _: Demand = "even") -> Sequences:
+    """Return contexts, and the pieces that follow them: text has a demand of its own."""
+    tokens = self._contexts.batch(split, indices)["tokens"].reshape(len(indices), -1, self.chunk_tokens)
+    rows, n, full = len(tokens), self.n_chunks, np.int32(self.chunk_tokens)
+    return Sequences(
+      chunks=tokens[:, :n],
+      chunk_lengths=np.full((rows, n), full),
+      inputs=tokens[:, n:],
+      lengths=np.full((rows, 1), full),
+      query_lengths=np.full((rows, 1), full // 4),
+      gold=np.full((rows, 1, 1), n - 1, np.int32),
+      use_memory=np.ones((rows, 1), bool),
+    )

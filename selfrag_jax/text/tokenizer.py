@@ -61,7 +61,7 @@ class WordTokenizer:
     if len(self._ids) < len(words):
       raise ValueError(f"{len(words)} words are listed, {len(self._ids)} are different: remove the repetitions")
     self.vocab_size = len(self._pieces)
-    self.fingerprint = _fingerprint(self.name, self._pieces)
+    self.fingerprint = fingerprint(self.name, self._pieces)
 
   def encode(self, text: str) -> list[int]:
     """Encode text piece by piece; white space only separates. Raises ValueError that names an unknown word."""
@@ -73,7 +73,7 @@ class WordTokenizer:
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids with a space between pieces, none before `.,?!:;`."""
     first = len(SPECIAL_TOKENS) if skip_special else 0
-    text = " ".join(self._pieces[i] for i in _checked(ids, self.vocab_size) if i >= first)
+    text = " ".join(self._pieces[i] for i in checked_ids(ids, self.vocab_size) if i >= first)
     return re.sub(r" (?=[.,?!:;])", "", text)
 
 
@@ -85,7 +85,7 @@ class ByteTokenizer:
   def __init__(self):
     self.special: Mapping[str, int] = {token: i for i, token in enumerate(SPECIAL_TOKENS)}
     self.vocab_size = len(SPECIAL_TOKENS) + 256
-    self.fingerprint = _fingerprint(self.name, SPECIAL_TOKENS)
+    self.fingerprint = fingerprint(self.name, SPECIAL_TOKENS)
 
   def encode(self, text: str) -> list[int]:
     """Encode text as its UTF-8 bytes."""
@@ -93,7 +93,7 @@ class ByteTokenizer:
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
-    return _decode_runs(_checked(ids, self.vocab_size), self.special, skip_special, self._decode_bytes)
+    return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._decode_bytes)
 
   def _decode_bytes(self, ids: Sequence[int]) -> str:
     return bytes(i - len(SPECIAL_TOKENS) for i in ids).decode(errors="replace")
@@ -150,7 +150,7 @@ class BPETokenizer:
     }
     self._rust = RustTokenizer.from_str(json.dumps(definition))
     self.vocab_size = first_byte + len(missing)
-    self.fingerprint = _fingerprint(self.name, definition, self.special)
+    self.fingerprint = fingerprint(self.name, definition, self.special)
 
   @classmethod
   def from_folder(cls, path: epath.PathLike) -> "BPETokenizer":
@@ -202,7 +202,7 @@ class BPETokenizer:
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
-    return _decode_runs(_checked(ids, self.vocab_size), self.special, skip_special, self._rust.decode)
+    return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._rust.decode)
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
@@ -211,11 +211,11 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
   return left, right
 
 
-def _fingerprint(*definition: Any) -> str:
+def fingerprint(*definition: Any) -> str:
   return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
 
-def _checked(ids: Iterable[int], vocab_size: int) -> list[int]:
+def checked_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
   checked = [int(i) for i in ids]
   outside = [i for i in checked if not 0 <= i < vocab_size]
   if outside:
@@ -225,7 +225,7 @@ def _checked(ids: Iterable[int], vocab_size: int) -> list[int]:
   return checked
 
 
-def _decode_runs(
+def decode_runs(
   ids: Sequence[int], special: Mapping[str, int], skip_special: bool, decode_run: Callable[[list[int]], str]
 ) -> str:
   names = {i: name for name, i in special.items()}

@@ -84,7 +84,6 @@ class MemoryPhaseConfig:
   steps: int = 300
   batch_size: int = 8  # contexts, each with its own memory
   accumulate: int = 1
-  sight: Literal["memory", "full"] = "memory"  # full: the whole context is read, without a memory
   temperature: float = 0.05  # of the contrastive loss
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -113,13 +112,15 @@ class RecallConfig:
   """The position-recall experiment: paired questions about a fact at each depth of contexts of several lengths."""
 
   n_facts: tuple[int, ...] = (64, 1024)
-  questions: int = 200  # at each depth
+  questions: tuple[int, ...] = (200, 32)  # at each depth of each length
   depths: int = 16
   tokens: int = 16_384  # of the contexts that are read at once
 
   def __post_init__(self):
-    if self.questions < 1 or self.depths < 4 or self.tokens < 1 or not self.n_facts:
-      raise ValueError(f"need at least one question, 4 depths, one token and one number of facts, got {self}")
+    if min(self.questions, default=0) < 1 or self.depths < 4 or self.tokens < 1:
+      raise ValueError(f"need at least one question, 4 depths and one token, got {self}")
+    if len(self.questions) != len(self.n_facts):
+      raise ValueError(f"questions {self.questions} must be as many numbers as n_facts {self.n_facts}")
 
 
 def _check_split(rows: int, accumulate: int, name: str) -> None:

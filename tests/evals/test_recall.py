@@ -1,27 +1,29 @@
 """Recall by depth: each condition shows what it says, and parts and narrowed contexts change no answer."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from selfrag_jax.evals.recall import measure, variance_change
+from selfrag_jax.evals.recall import measure, recall_among, score, variance_change
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import of_facts
 from selfrag_jax.train.reading import Reader, gold_slots, seen
-from selfrag_jax.train.settings import RecallConfig
 
 TASK = Facts("two_fact", 12)  # two chunks are needed
 MODEL = ModelConfig(
-  vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT",
-  ssm_state=8, ssm_head_dim=16, ssm_chunk=16, init_scale=0.2,
+  vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, block_pattern="T",
+  init_scale=0.2,
 )  # fmt: skip
 READER = Reader(MODEL, SelfRAGConfig(top_k=4, chunk_size=16, order="position"), memory_tokens(TASK.tokenizer))
 PARAMS = nn.unbox(init_params(MODEL, jax.random.key(0)))
-CONFIG = RecallConfig(questions=6, depths=4, tokens=400)  # parts of two or three contexts
+ASK = {"questions": 6, "depths": 4, "tokens": 400}  # parts of two or three contexts
 
 
 def episodes(depth):
@@ -57,7 +59,7 @@ def test_the_oracle_shows_what_is_needed_and_random_never_does():
 
 @pytest.mark.parametrize("sight", ["memory", "deleted", "head_tail", "oracle", "full"])
 def test_a_curve_is_what_reading_whole_contexts_gives(sight):
-  curve = measure(READER, PARAMS, TASK, sight, CONFIG)
+  curve = measure(READER, PARAMS, TASK, sight, **ASK)
   assert curve.loss.shape == curve.right.shape == curve.found.shape == (6, 4)
   for column, depth in enumerate(TASK.depths(4)):
     batch = episodes(depth)
@@ -80,12 +82,12 @@ def test_a_curve_is_what_reading_whole_contexts_gives(sight):
 
 
 def test_changed_facts_expect_the_other_answer():
-  before, after = (measure(READER, PARAMS, TASK, "oracle", CONFIG, changed=changed) for changed in (False, True))
+  before, after = (measure(READER, PARAMS, TASK, "oracle", **ASK, changed=changed) for changed in (False, True))
   assert (before.loss != after.loss).all()
 
 
 def test_the_variance_over_depths_is_compared_with_its_interval():
-  curve = measure(READER, PARAMS, TASK, "tail", CONFIG)
+  curve = measure(READER, PARAMS, TASK, "tail", **ASK)
   rng = np.random.default_rng(0)
   uneven = curve._replace(loss=np.linspace(1, 2, 4)[None] + 0.01 * rng.normal(size=(6, 4)))
   even = curve._replace(loss=1 + 0.01 * rng.normal(size=(6, 4)))
@@ -93,3 +95,29 @@ def test_the_variance_over_depths_is_compared_with_its_interval():
   assert change["before"] == pytest.approx(np.var([1, 4 / 3, 5 / 3, 2]), rel=0.1)
   assert change["interval"][1] < 0
   assert variance_change(even, even)["interval"] == [0, 0]
+
+
+def test_without_marks_a_whole_context_is_plain_text():
+  batch = episodes(3)
+  bare = score(READER._replace(ids=None), PARAMS, batch, "full")
+  model = LM(MODEL)
+  for row in range(6):
+    facts = [token for ids, n in zip(batch.chunks[row], batch.chunk_lengths[row], strict=True) for token in ids[:n]]
+    asked = batch.inputs[row, 0, : batch.lengths[row, 0]]
+    tokens = jnp.asarray([[*facts, *asked]])
+    log_probs = jax.nn.log_softmax(model.apply(PARAMS, model.apply(PARAMS, tokens)[0, -2], method="logits"))
+    np.testing.assert_allclose(bare.loss[row], -log_probs[asked[-1]], atol=1e-5)
+    assert bare.right[row] == (log_probs.argmax() == asked[-1])
+
+
+def test_facts_are_told_from_each_other_by_their_embeddings():
+  task = Facts("kv", 48)
+  model = dataclasses.replace(MODEL, vocab_size=task.tokenizer.vocab_size)
+  reader = READER._replace(model=model, config=dataclasses.replace(READER.config, embed_pooling="last"))
+  params = nn.unbox(init_params(reader.model, jax.random.key(1)))
+  found = recall_among(reader, params, task)
+  batch = of_facts(task.lists("test", [0], 48))
+  unit = lambda x: np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+  chunks, queries = unit(reader.remember(params, batch)[1]), unit(reader.ask(params, batch))
+  np.testing.assert_array_equal(found, (queries @ chunks.T).argmax(axis=1) == batch.gold[0, :, 0])
+  assert 0 < found.mean() < 1

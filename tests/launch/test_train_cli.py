@@ -38,7 +38,7 @@ def start(*flags: str, devices: int = 1) -> subprocess.Popen:
   overrides = [f"--config.{section}.{key}={value}" for section, keys in TINY.items() for key, value in keys.items()]
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
     "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.facts import ASKABLE, WORDINGS, Facts
-from selfrag_jax.tasks.sequences import FactData, fact_text, of_facts
+from selfrag_jax.tasks.sequences import FactData, FactText, fact_text, of_facts
 
 
 @pytest.mark.parametrize("variant", WORDINGS)
@@ -67,3 +67,20 @@ def test_recent_facts_are_asked_for_more_often():
     assert abs(np.mean(asked["even"] >= 24) - 0.25) < 0.06
     assert abs(np.mean(asked["recent"] >= 24) - (1 - 0.75**3)) < 0.08
     assert asked["recent"].max() == 31
+
+
+@pytest.mark.parametrize("variant", ["kv", "needle"])
+def test_a_running_span_asks_for_what_was_read_last(variant):
+  text = FactText(variant, (4, 16), seed=0, span=4)
+  rows = text.rows("train", range(30))  # three kinds: lists of 4, of 16, and the last 4 of 16
+  task = Facts(variant, 16)
+  for kind, asked in ((1, 16), (2, 4)):
+    predicted = rows["mask"][kind::3].sum(axis=1)
+    assert (predicted == (asked if variant == "kv" else 1)).all()
+  if variant == "kv":
+    row = 2
+    tokens = rows["tokens"][row]
+    lists = task.lists("train", [row], 16)
+    assert sorted(tokens[rows["mask"][row]]) == sorted(lists.answers[0, -4:, 0])
+  # no list is read twice, whatever is asked
+  assert len(np.unique(rows["tokens"], axis=0)) == 30

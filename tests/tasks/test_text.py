@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from selfrag_jax.tasks.text import HELD_OUT, PackedText, read_documents
+from selfrag_jax.tasks.text import HELD_OUT, PackedText, TextData, read_documents
 from selfrag_jax.text.tokenizer import ByteTokenizer
 
 TEXTS = ["one two\nthree", "four", "fünf"]
@@ -46,27 +46,26 @@ def test_what_is_no_text_is_named(tmp_path):
 
 
 def packed(row_tokens=8, seed=0):
-  tokenizer = ByteTokenizer()
   texts = [f"document {i} says {'x' * (i % 13)}" for i in range(40)]
-  return PackedText(iter(texts), tokenizer, row_tokens, seed), [tokenizer.encode(text) for text in texts]
+  documents = [ByteTokenizer().encode(text) for text in texts]
+  return PackedText(documents, row_tokens, seed), documents
 
 
 def test_rows_hold_every_token_once_an_epoch_and_know_their_documents():
   rows, documents = packed()
-  n = sum(map(len, documents)) // 8
-  n_valid = -(-n // HELD_OUT)
-  valid, train = rows.batch("valid", range(n_valid)), rows.batch("train", range(n - n_valid))
-  whole = {tuple(row) for part in (valid, train) for row in part["tokens"].tolist()}
-  flat = np.concatenate(documents).tolist()[: n * 8]
-  assert whole == {tuple(flat[i : i + 8]) for i in range(0, n * 8, 8)}
-  assert train["mask"].all()
-  # a segment ends where a document ends, and only there
-  ends = {tuple(flat[i : i + 8]): i for i in range(0, n * 8, 8)}
-  starts = set(np.cumsum([len(document) for document in documents]).tolist())
-  for tokens, segments in zip(train["tokens"].tolist(), train["segment_ids"].tolist(), strict=True):
-    first = ends[tuple(tokens)]
-    expected = np.cumsum([1] + [first + t in starts for t in range(1, 8)])
-    assert segments == expected.tolist()
+  flat = np.concatenate(documents).tolist()
+  cut = len(flat) - len(flat) // HELD_OUT
+  starts = {"train": range(0, cut - 7, 8), "valid": range(cut, len(flat) - 7, 8)}
+  document_starts = set(np.cumsum([len(document) for document in documents]).tolist())
+  for split, firsts in starts.items():
+    batch = rows.batch(split, range(len(firsts)))
+    places = {tuple(flat[first : first + 8]): first for first in firsts}
+    assert {tuple(row) for row in batch["tokens"].tolist()} == places.keys()
+    assert batch["mask"].all()
+    # a segment ends where a document ends, and only there
+    for tokens, segments in zip(batch["tokens"].tolist(), batch["segment_ids"].tolist(), strict=True):
+      first = places[tuple(tokens)]
+      assert segments == np.cumsum([1] + [first + t in document_starts for t in range(1, 8)]).tolist()
 
 
 def test_the_order_is_a_function_of_seed_and_index():
@@ -80,4 +79,33 @@ def test_the_order_is_a_function_of_seed_and_index():
 
 def test_too_little_text_is_refused_with_both_numbers():
   with pytest.raises(ValueError, match=r"4 tokens are 0 rows of 8; training and validation take 20"):
-    PackedText(["four"], ByteTokenizer(), 8, 0)
+    PackedText([ByteTokenizer().encode("four")], 8, 0)
+
+
+def text_data(path, n_chunks=3, chunk_tokens=8):
+  return TextData(str(path), ByteTokenizer(), 16, n_chunks, chunk_tokens, seed=0)
+
+
+def test_a_sequence_continues_the_chunks_of_its_context(tmp_path):
+  text = " ".join(f"sentence {i}" for i in range(300))
+  (tmp_path / "a.txt").write_text(text)
+  data = text_data(tmp_path)
+  for split in ("train", "valid"):
+    batch = data.sequences(split, range(5))
+    assert batch.chunks.shape == (5, 3, 8)
+    assert batch.inputs.shape == (5, 1, 8)
+    for context, [piece] in zip(batch.chunks, batch.inputs, strict=True):
+      assert data.tokenizer.decode([*context.reshape(-1), *piece]) in text
+    assert (batch.gold == 2).all()
+    assert (batch.query_lengths == 2).all()
+  # what is held out is held out from rows of either kind
+  cut = len(text) - len(text) // HELD_OUT
+  seen = "".join(data.tokenizer.decode(row) for row in data.sequences("train", range(1000)).chunks.reshape(-1, 8))
+  assert f"sentence {text[cut:].split()[-1]}" not in seen
+
+
+def test_what_text_data_needs_is_said(tmp_path):
+  with pytest.raises(ValueError, match=r"config\.data\.path is empty; give a file or a folder of texts"):
+    text_data("")
+  with pytest.raises(ValueError, match="need chunks of at least 4 tokens and at least one, got 2 and 3"):
+    text_data(tmp_path, chunk_tokens=2)

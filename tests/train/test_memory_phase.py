@@ -23,8 +23,8 @@ from selfrag_jax.train.settings import MemoryPhaseConfig
 TASK = Facts("sentence", 12)
 IDS = memory_tokens(TASK.tokenizer)
 MODEL = ModelConfig(
-  vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT",
-  ssm_state=8, ssm_head_dim=16, ssm_chunk=16, init_scale=0.2, query_projection=True,
+  vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, block_pattern="T",
+  init_scale=0.2, query_projection=True,
 )  # fmt: skip
 CONFIG = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
 
@@ -140,15 +140,6 @@ def test_the_share_of_inputs_without_memory_is_memory_dropout():
   nothing = first_metrics(phase(dataclasses.replace(CONFIG, memory_dropout=1.0)))
   alone = slow_metrics(CONFIG, p.batch(0)._replace(use_memory=np.zeros((8, 3), bool)), 0.1)
   np.testing.assert_allclose(nothing["language_loss"], alone["language_loss"], atol=2e-4)
-
-
-def test_a_context_that_is_read_whole_is_never_dropped():
-  everything = dataclasses.replace(CONFIG, memory_dropout=1.0)
-  whole = phase(everything, sight="full")
-  assert whole.batch(0).use_memory.all()
-  assert first_metrics(whole)["language_loss"] == pytest.approx(
-    slow_metrics(dataclasses.replace(CONFIG, top_k=12), whole.batch(0), 1.0)["language_loss"], abs=2e-4
-  )
 
 
 def test_the_contrastive_loss_teaches_to_find():

@@ -15,7 +15,7 @@ from selfrag_jax.mesh import check_batch
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.reading import Reader, Retrieved, gold_slots, seen
+from selfrag_jax.train.reading import Reader, Retrieved, gold_slots
 from selfrag_jax.train.settings import MemoryPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
@@ -42,10 +42,8 @@ class MemoryPhase(GradientPhase):
     self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
 
   def batch(self, step: int) -> Sequences:
-    """Return the sequences of a step; some of them see no memory, but where the context is read without one."""
+    """Return the sequences of a step, some of which see no memory."""
     batch = self._sequences(step)
-    if self._config.sight == "full":
-      return batch
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
@@ -59,24 +57,19 @@ class MemoryPhase(GradientPhase):
 
   def _loss(self, params: Params, batch: Any, *_: Any) -> LossSums:
     reader, gold = self._reader, gold_slots(batch)
-    if self._config.sight == "memory":
-      retrieved = reader.retrieve(params, batch)
-      slots = retrieved.slots
-    else:
-      retrieved, slots = None, jnp.asarray(seen("full", batch, reader.config.top_k))
-    log_probs, hits, counted = reader.read(params, batch, slots)
+    retrieved = reader.retrieve(params, batch)
+    log_probs, hits, counted = reader.read(params, batch, retrieved.slots)
     per_row = counted.sum(axis=1)  # what is counted once a question weighs as much as its tokens: micro-batches add up
     total = lambda x: jnp.sum(jnp.where(counted, x, 0))
     language = -total(log_probs)
-    metrics = {"language_loss": language, "accuracy": total(hits)}
-    if retrieved is None:
-      return LossSums(language, jnp.sum(counted), metrics)
     losses, first = self._contrast(retrieved, gold)
     contrastive = jnp.sum(losses * per_row)
-    metrics |= {
+    metrics = {
+      "language_loss": language,
+      "accuracy": total(hits),
       "contrastive_loss": contrastive,
       "recall_at_1": jnp.sum(first * per_row),
-      "recall_at_k": jnp.sum((slots == gold[:, :1]).any(axis=1) * per_row),
+      "recall_at_k": jnp.sum((retrieved.slots == gold[:, :1]).any(axis=1) * per_row),
     }
     return LossSums(language + reader.config.contrastive_weight * contrastive, jnp.sum(counted), metrics)
 

@@ -1,0 +1,134 @@
+"""The position-recall experiment end to end, tiny: what is trained, what is reported, and what is refused."""
+
+import csv
+import json
+
+import pytest
+
+from configs import memory, position_recall, pretrain
+from selfrag_jax.evals import self_rag
+from selfrag_jax.evals.position_recall import CONDITIONS, build, checks, run, table
+
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
+
+
+def tiny(get_config, variant="kv", **changes):
+  config = get_config(variant)
+  config.mesh = (8, 1, 1)
+  config.model.update(TINY)
+  config.self_rag.update(top_k=4)
+  config.pretrain.update(steps=2, batch_size=8, valid_rows=8)
+  for name in ("memory", "position_recall"):
+    if name in config:
+      config[name].update(steps=2, batch_size=8)
+  if variant == "kv":
+    config.data.update(n_facts=16, n_questions=2, text_facts=(4,))
+  if "full_context" in config:
+    config.full_context.update(steps=2, batch_size=8, valid_rows=8, text_facts=(4, 8), span=4)
+    config.full_context.models = {"transformer": TINY}
+    config.evaluation.update(n_facts=(16, 32), questions=(4, 2), depths=4)
+  for section, values in changes.items():
+    config[section].update(values) if isinstance(values, dict) else config.update({section: values})
+  return config.to_dict()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("run")
+  return run(build(tiny(position_recall.get_config)), workdir), workdir
+
+
+def test_every_condition_is_reported_with_its_budget(report):
+  said, workdir = report
+  first = {*CONDITIONS, "memory_before", "full_transformer"}
+  second = {f"{name}_32" for name in (*CONDITIONS, "full_transformer")}
+  assert said["conditions"].keys() == first | second
+  for name, curve in said["conditions"].items():
+    facts = 32 if name.endswith("_32") else 16
+    assert curve["budget"] == (facts if name.startswith("full_") else 4)
+    assert curve["n"] == (2 if facts == 32 else 4)
+    assert len(curve["accuracy_by_depth"]) == len(curve["recall_by_depth"]) == 4
+  assert said["tokens"].keys() == {"pretrain", "memory", "position_recall", "full_transformer"}
+  assert said["recall_at_1"].keys() == {"pretrain", "memory", "position_recall"}
+  assert json.loads((workdir / "position_recall.json").read_text()) == json.loads(json.dumps(said))
+  with (workdir / "position_recall.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 4 * len(said["conditions"])
+  assert {row["position"] for row in rows if row["condition"] == "memory_32"} == {"0", "10", "21", "31"}
+  assert (workdir / "position_recall.png").stat().st_size > 10_000
+
+
+def test_checks_follow_the_report(report):
+  said, _ = report
+  good = json.loads(json.dumps(said))
+  flat = {"worst": 1.0, "u": 0.0, "range_upper": 0.0, "accuracy": 1.0}
+  for name in ("memory", "memory_32", "changed"):
+    good["conditions"][name].update(flat)
+  for name in ("deleted", "random"):
+    good["conditions"][name].update(accuracy=0.0)
+  good["conditions"]["head_tail"].update(u=1.0, accuracy_by_depth=[1, 0, 0, 1])
+  good["middle"]["32"].update(interval=[0.5, 0.6], mcnemar_p=1e-9)
+  good["phase_3_variance"].update(interval=[-0.2, -0.1])
+  good["phase_2_loss"].update(gold_minus_random=[-2, -1], gold_minus_none=[-2, -1])
+  good["recall_at_1"]["position_recall"] = 1.0
+  assert all(check["holds"] for check in checks(good).values()), checks(good)
+  assert "FAILS" not in table({**good, "checks": checks(good)})
+  breaks = {
+    "memory": {"worst": 0.8, "u": -0.06, "range_upper": 0.11}, "memory_32": {"worst": 0.8},
+    "changed": {"accuracy": 0.9}, "deleted": {"accuracy": 0.1}, "random": {"accuracy": 0.1},
+    "head_tail": {"u": 0.5, "accuracy_by_depth": [1] * 4},
+  }  # fmt: skip
+  for name, values in breaks.items():
+    good["conditions"][name].update(values)
+  good["middle"]["32"].update(interval=[-0.1, 0.6], mcnemar_p=0.1)
+  good["phase_3_variance"].update(interval=[-0.2, 0.1])
+  good["phase_2_loss"].update(gold_minus_random=[-2, 1], gold_minus_none=[-2, 1])
+  good["recall_at_1"]["position_recall"] = 0.9
+  assert not any(check["holds"] for check in checks(good).values())
+
+
+def test_training_goes_on_where_another_run_ended(report, tmp_path):
+  _, workdir = report
+  with pytest.raises(ValueError, match="has gone through phase position_recall: nothing is left to train"):
+    build(tiny(position_recall.get_config, init=str(workdir)))
+  config = tiny(pretrain.get_config)
+  self_rag.run(self_rag.build(config), tmp_path / "one")
+  two = self_rag.build(tiny(memory.get_config, init=str(tmp_path / "one")))
+  assert list(two.phases) == ["memory"]
+  scores = self_rag.run(two, tmp_path / "two")
+  assert scores.keys() == {"accuracy", "recall_at_1", "loss"}
+  with pytest.raises(ValueError, match="nowhere has no checkpoints of pretrain, memory"):
+    self_rag.build(tiny(memory.get_config, init=str(tmp_path / "nowhere")))
+  with pytest.raises(ValueError, match=r"holds the model .* not "):
+    self_rag.build(tiny(memory.get_config, init=str(tmp_path / "one"), model={"d_model": 32}))
+
+
+def test_phases_read_text_files(tmp_path, capsys):
+  (tmp_path / "a.txt").write_text("All work and no play makes Jack a dull boy. " * 400)
+  data = {"path": str(tmp_path / "a.txt"), "row_tokens": 32, "n_chunks": 4, "chunk_tokens": 16}
+  experiment = self_rag.build(tiny(memory.get_config, "text", data=data))
+  self_rag.dry_run(experiment)
+  said = capsys.readouterr().out
+  assert "first row of phase pretrain" in said
+  assert "4 chunks such as" in said
+  scores = self_rag.run(experiment, tmp_path / "run")
+  assert scores.keys() == {"loss", "loss_given_gold", "loss_without"}
+  with pytest.raises(ValueError, match="position_recall asks about facts"):
+    build(tiny(position_recall.get_config, "text", data=data))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"data": {"name": "web"}}, r"config\.data\.name is 'web'; one of facts, text"),
+    ({"self_rag": {"chunk_size": 2}}, "chunks have up to 4 tokens, self_rag.chunk_size is 2"),
+    ({"evaluation": {"questions": (1,)}}, "must be as many numbers as n_facts"),
+    ({"full_context": {"models": {"odd": {"n_heads": 3}}}}, "n_heads 3 is not divisible by"),
+  ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    build(tiny(position_recall.get_config, **changes))
+  with pytest.raises(ValueError, match="no variant 'nope'; one of kv, "):
+    position_recall.get_config("nope")
