@@ -4,9 +4,9 @@
   python launch/eval.py --config=configs/position_recall.py:sentence    any variant of selfrag_jax/tasks/facts.py
 
 Three phases, from scratch: `pretrain` on text of facts and questions, `memory` with retrieval from the model's own
-memory and a contrastive loss, `position_recall` with questions about every position alike. Then three models of the
-same size learn to recite whole lists (free recall and running span) with the whole context before them, and all
-conditions answer the same questions. The numbers of steps are not tuned yet, and no result is promised.
+memory and a contrastive loss, `position_recall` with questions about every position alike. Three models of the same
+size and with the same first phase then learn from long lists to recall with the whole context before them (free recall
+and running span), and all conditions answer the same questions.
 `launch/train.py` with this config trains the three phases and stops there.
 """
 
@@ -22,10 +22,9 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   config.workdir = f"runs/position_recall_{variant}"
   config.position_recall = memory.phase(steps=100, batch_size=8)
   config.full_context = {
-    "text_facts": (4, 8, 16, 64),
-    "span": 16,  # facts of a running span
+    "text": ((16,), (64,), (64, 16)),  # free recall of all facts, and a running span of the last 16
     "models": pretrain.MODELS,
-    "steps": 450,
+    "steps": 150,
     "batch_size": 16,
     "valid_rows": 64,
     **pretrain.optimizer(),

@@ -1,8 +1,8 @@
 """The position-recall experiment: one small model with a memory against itself without, and against full context.
 
 Every condition answers the same paired questions, in which only the needed fact moves. Models that read the whole
-context are language models of the same size, trained on text that asks for all facts of a list and for the last ones
-(free recall and running span, arXiv 2510.10276).
+context are language models of the same size and with the same first phase, then trained on long lists that ask for all
+facts and for the last ones (free recall and running span, arXiv 2510.10276).
 """
 
 import csv
@@ -51,6 +51,7 @@ class Experiment:
 
   base: self_rag.Experiment
   evaluation: RecallConfig
+  pretrain: PretrainConfig
   full_context: PretrainConfig
   baselines: dict[str, Reader]
   text: FactText  # what they read
@@ -65,23 +66,31 @@ def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and build what it describes. Raises ValueError with the fix where it does not fit."""
   base = self_rag.build(config)
   section = dict(config["full_context"])
-  lengths, span, models = section.pop("text_facts"), section.pop("span"), section.pop("models")
+  kinds, models = section.pop("text"), section.pop("models")
   baselines = {}
   for name, changes in models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
     baselines[name] = base.reader._replace(model=model, ids=None)  # text as it is, without the marks of a memory
   phase = settings(PretrainConfig, section, "full_context")
   evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
-  text = FactText(config["data"]["variant"], lengths, config["data"]["seed"], span)
-  return Experiment(base, evaluation, phase, baselines, text)
+  text = FactText(config["data"]["variant"], kinds, config["data"]["seed"])
+  pretrain = settings(PretrainConfig, config["pretrain"], "pretrain")
+  return Experiment(base, evaluation, pretrain, phase, baselines, text)
 
 
-def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike) -> Params:
-  """Train a reader of the whole context from scratch."""
+def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, params: Params | None) -> Params:
+  """Train a reader of the whole context: on the text of phase 1 like the model with memory, then on long lists.
+
+  `params` is what phase 1 left of that model, where the reader is the same model.
+  """
   base, model = experiment.base, experiment.baselines[name].model
-  seed = base.config["seed"]
-  phase = Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, mesh=base.mesh, seed=seed)
-  return train(phase, workdir, base.loop, {**base.metadata, "model": model.to_dict()}).params
+  common: Any = {"mesh": base.mesh, "seed": base.config["seed"]}
+  metadata = {**base.metadata, "model": model.to_dict()}
+  if params is None or model != base.model:
+    phase = Pretrain(f"pretrain_{name}", base.data.rows, model, experiment.pretrain, **common)
+    params = train(phase, workdir, base.loop, metadata).params
+  phase = Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, params=params, **common)
+  return train(phase, workdir, base.loop, metadata).params
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
@@ -92,7 +101,8 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   print(f"{count_params(base.model)['total']:,} parameters, workdir {workdir}", flush=True)
   with jax.set_mesh(base.mesh):
     policies = self_rag.train_phases(base, workdir)
-    full = {name: train_baseline(experiment, name, workdir) for name in experiment.baselines}
+    first = policies.get("pretrain")
+    full = {name: train_baseline(experiment, name, workdir, first) for name in experiment.baselines}
     curves = measure_all(experiment, policies, full)
     report = summarize(experiment, curves, policies)
   report["tokens"] = tokens_of(workdir)

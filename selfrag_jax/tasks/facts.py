@@ -160,14 +160,17 @@ class Facts:
       drawn.append(self._draw(rng, names[rng.choice(len(names), self.n_facts, replace=False)], changed))
     return self._moved(drawn, np.asarray(depths))
 
-  def lists(self, split: str, indices: Indices, n_questions: int = 1, demand: Demand = "even") -> Episodes:
+  def lists(
+    self, split: str, indices: Indices, n_questions: int = 1, demand: Demand = "even", *, alike: bool = False
+  ) -> Episodes:
     """Return lists with several questions each, for training.
 
     questions [B, q, Q], answers [B, q, A], needed [B, q, g]. Of the variants in which any fact could be asked for,
     question i of an `even` demand is about a fact drawn from part i of q; the others have one question, about every
     depth in turn. A `recent` demand asks for what was read last, as text does: the density grows with depth squared.
     With c the number of lists that the names suffice for, lists `j c, …, j c + c - 1` share none: a batch of these has
-    no question that two of its lists answer. Raises ValueError for more questions than can be asked.
+    no question that two of its lists answer. With `alike`, the names of a list are those of few words instead, so that
+    most share a word with several others. Raises ValueError for more questions than can be asked.
     """
     most = self.n_facts if self.variant in ASKABLE else 1
     if not 1 <= n_questions <= most:
@@ -176,9 +179,12 @@ class Facts:
       )
     drawn, together = [], len(self._names[split]) // self.n_facts
     for index in map(int, indices):
-      block, part = divmod(index, together)
-      names = self._rng(split, block, "names").permutation(self._names[split])
-      names = names[part * self.n_facts : (part + 1) * self.n_facts]
+      if alike:
+        names = self._alike(self._rng(split, index, "names"), self._names[split])
+      else:
+        block, part = divmod(index, together)
+        names = self._rng(split, block, "names").permutation(self._names[split])
+        names = names[part * self.n_facts : (part + 1) * self.n_facts]
       drawn.append(self._draw(self._rng(split, index, "list"), names))
     recent = [self._rng(split, index, "asked").random(n_questions) ** (1 / 3) for index in indices]
     if self.variant not in ASKABLE:
@@ -201,6 +207,11 @@ class Facts:
       about[..., VALUE : VALUE + self._n_values],
       asked[..., None],
     )
+
+  def _alike(self, rng: np.random.Generator, names: np.ndarray) -> np.ndarray:
+    """Draw `n_facts` of `names` [N, 2] from the smallest grid of randomly ranked words that holds as many."""
+    ranks = [rng.permutation(len(words))[at] for words, at in (np.unique(c, return_inverse=True) for c in names.T)]
+    return rng.permutation(names[np.argsort(np.max(ranks, axis=0), kind="stable")[: self.n_facts]])
 
   def _rng(self, split: str, index: int, *stream: str) -> np.random.Generator:
     streams = [("names", "list", "asked").index(name) + 1 for name in stream]

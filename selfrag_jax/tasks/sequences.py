@@ -43,7 +43,17 @@ def of_facts(episodes: Episodes) -> Sequences:
   )
 
 
-def fact_text(task: Facts, split: str, indices: Indices, last: int | None = None) -> dict[str, np.ndarray]:
+class ListKind(NamedTuple):
+  """Lists of `n_facts`, of which the `last` are asked for (None: all), with names that are `alike` or not."""
+
+  n_facts: int
+  last: int | None = None
+  alike: bool = False
+
+
+def fact_text(
+  task: Facts, split: str, indices: Indices, last: int | None = None, alike: bool = False
+) -> dict[str, np.ndarray]:
   """Write lists down as plain text, questions and answers behind the facts in random order: rows to pretrain on.
 
   Every fact is asked for, or only the `last` ones; where a list has one question only, one that was read lately.
@@ -51,7 +61,8 @@ def fact_text(task: Facts, split: str, indices: Indices, last: int | None = None
   answers, since nothing predicts what is drawn at random.
   """
   askable = task.variant in ASKABLE
-  lists = task.lists(split, indices, task.n_facts if askable else 1, "recent" if last and not askable else "even")
+  demand: Demand = "recent" if last and not askable else "even"
+  lists = task.lists(split, indices, task.n_facts if askable else 1, demand, alike=alike)
   asked = np.concatenate([lists.questions, lists.answers], axis=2)[:, -(last or 0) :]
   rows, q = asked.shape[:2]
   order = np.stack([np.random.default_rng([task.seed, int(index)]).permutation(q) for index in indices])
@@ -68,29 +79,34 @@ def fact_text(task: Facts, split: str, indices: Indices, last: int | None = None
 class FactText:
   """Rows of text with lists of facts and questions about them: as many of the shorter lists as fit beside each other.
 
-  Recall is learnt from short lists first, so a row holds lists of `lengths[0]` facts, the next of `lengths[1]`, and so
-  on in turn. With a `span`, each length beyond it takes two turns: questions about all facts (free recall) and about
-  the last `span` of them (running span). With both demands, models come to neglect the middle (arXiv 2510.10276).
+  The kinds of lists take turns, a row each. Recall is learnt from short lists first; reading what a search finds, from
+  lists of names that are alike; and where questions about all facts (free recall) and about the last ones (running
+  span) are mixed, models come to neglect the middle (arXiv 2510.10276).
   """
 
-  def __init__(self, variant: str, lengths: Sequence[int], seed: int, span: int | None = None):
-    kinds: list[tuple[int, int | None]] = [(n, None) for n in lengths]
-    kinds += [(n, span) for n in lengths if span and n > span]
-    self._kinds = [(Facts(variant, n, seed), last, max(lengths) // n) for n, last in kinds]
-    widths = (side * fact_text(task, "train", [0], last)["mask"].shape[1] for task, last, side in self._kinds)
-    self._width = max(widths)
+  def __init__(self, variant: str, kinds: Sequence[Sequence[Any]], seed: int):
+    self._kinds = [ListKind(*kind) for kind in kinds]
+    self._tasks = [Facts(variant, kind.n_facts, seed) for kind in self._kinds]
+    longest = max(kind.n_facts for kind in self._kinds)
+    self._side = [longest // kind.n_facts for kind in self._kinds]  # lists of a row
+    self._width = max(part["mask"].size for i in range(len(kinds)) for part in [self._part(i, "train", [0])])
 
   def rows(self, split: str, indices: Indices) -> dict[str, np.ndarray]:
     """Return rows to pretrain on: tokens, segment ids and mask as of `fact_text`, [B, T]."""
     order, parts = [], []
-    for kind, (task, last, side) in enumerate(self._kinds):
+    for kind, side in enumerate(self._side):
       at = [i for i, index in enumerate(indices) if index % len(self._kinds) == kind]
       if at:
-        part = fact_text(task, split, [indices[i] * side + j for i in at for j in range(side)], last)
+        part = self._part(kind, split, [indices[i] for i in at])
         part["segment_ids"] *= 1 + (np.arange(len(part["mask"])) % side)[:, None]
         order += at
         parts.append({name: self._filled(column.reshape(len(at), -1)) for name, column in part.items()})
     return {name: np.concatenate([part[name] for part in parts])[np.argsort(order)] for name in parts[0]}
+
+  def _part(self, kind: int, split: str, indices: Indices) -> dict[str, np.ndarray]:
+    side, (_, last, alike) = self._side[kind], self._kinds[kind]
+    lists = [index * side + j for index in indices for j in range(side)]
+    return fact_text(self._tasks[kind], split, lists, last, alike)
 
   def _filled(self, rows: np.ndarray) -> np.ndarray:
     return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1])))
@@ -99,9 +115,9 @@ class FactText:
 class FactData:
   """What the phases of the Self-RAG memory read: lists of facts as text, and as sequences that need a memory."""
 
-  def __init__(self, variant: str, n_facts: int, n_questions: int, text_facts: Sequence[int], seed: int):
+  def __init__(self, variant: str, n_facts: int, n_questions: int, text: Sequence[Sequence[Any]], seed: int):
     self.task, self.n_questions = Facts(variant, n_facts, seed), n_questions
-    self.rows = FactText(variant, text_facts, seed).rows
+    self.rows = FactText(variant, text, seed).rows
     self.tokenizer = self.task.tokenizer
     self.chunk_tokens = self.task.lists("train", [0]).facts.shape[2]
 

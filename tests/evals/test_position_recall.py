@@ -23,10 +23,10 @@ def tiny(get_config, variant="kv", **changes):
     if name in config:
       config[name].update(steps=2, batch_size=8)
   if variant == "kv":
-    config.data.update(n_facts=16, n_questions=2, text_facts=(4,))
+    config.data.update(n_facts=16, n_questions=2, text=((4,),))
   if "full_context" in config:
-    config.full_context.update(steps=2, batch_size=8, valid_rows=8, text_facts=(4, 8), span=4)
-    config.full_context.models = {"transformer": TINY}
+    config.full_context.update(steps=2, batch_size=8, valid_rows=8, text=((4,), (8, 4)))
+    config.full_context.models = {"same": TINY, "other": {**TINY, "mlp_dim": 24}}
     config.evaluation.update(n_facts=(16, 32), questions=(4, 2), depths=4)
   for section, values in changes.items():
     config[section].update(values) if isinstance(values, dict) else config.update({section: values})
@@ -41,15 +41,17 @@ def report(tmp_path_factory):
 
 def test_every_condition_is_reported_with_its_budget(report):
   said, workdir = report
-  first = {*CONDITIONS, "memory_before", "full_transformer"}
-  second = {f"{name}_32" for name in (*CONDITIONS, "full_transformer")}
+  first = {*CONDITIONS, "memory_before", "full_same", "full_other"}
+  second = {f"{name}_32" for name in (*CONDITIONS, "full_same", "full_other")}
   assert said["conditions"].keys() == first | second
   for name, curve in said["conditions"].items():
     facts = 32 if name.endswith("_32") else 16
     assert curve["budget"] == (facts if name.startswith("full_") else 4)
     assert curve["n"] == (2 if facts == 32 else 4)
     assert len(curve["accuracy_by_depth"]) == len(curve["recall_by_depth"]) == 4
-  assert said["tokens"].keys() == {"pretrain", "memory", "position_recall", "full_transformer"}
+  assert said["tokens"].keys() == {
+    "pretrain", "memory", "position_recall", "pretrain_other", "full_other", "full_same"
+  }  # fmt: skip
   assert said["recall_at_1"].keys() == {"pretrain", "memory", "position_recall"}
   assert json.loads((workdir / "position_recall.json").read_text()) == json.loads(json.dumps(said))
   with (workdir / "position_recall.csv").open() as file:

@@ -47,7 +47,7 @@ def test_text_says_the_facts_and_then_asks(variant):
 
 @pytest.mark.parametrize("variant", ["kv", "paraphrase", "needle"])
 def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
-  data = FactData(variant, 32, 1, (4, 8, 16), seed=0)
+  data = FactData(variant, 32, 1, ((4,), (8,), (16,)), seed=0)
   rows = data.rows("train", range(2, 14))
   assert rows["tokens"].shape == rows["mask"].shape == rows["segment_ids"].shape
   assert [row.max() for row in rows["segment_ids"]] == [1, 4, 2] * 4
@@ -62,7 +62,7 @@ def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
 
 def test_recent_facts_are_asked_for_more_often():
   for variant in ("kv", "needle"):
-    data = FactData(variant, 32, 4 if variant == "kv" else 1, (4,), seed=0)
+    data = FactData(variant, 32, 4 if variant == "kv" else 1, ((4,),), seed=0)
     asked = {name: data.sequences("train", range(200), name).gold[..., 0].reshape(-1) for name in ("even", "recent")}
     assert abs(np.mean(asked["even"] >= 24) - 0.25) < 0.06
     assert abs(np.mean(asked["recent"] >= 24) - (1 - 0.75**3)) < 0.08
@@ -71,8 +71,8 @@ def test_recent_facts_are_asked_for_more_often():
 
 @pytest.mark.parametrize("variant", ["kv", "needle"])
 def test_a_running_span_asks_for_what_was_read_last(variant):
-  text = FactText(variant, (4, 16), seed=0, span=4)
-  rows = text.rows("train", range(30))  # three kinds: lists of 4, of 16, and the last 4 of 16
+  text = FactText(variant, ((4,), (16,), (16, 4)), seed=0)
+  rows = text.rows("train", range(30))
   task = Facts(variant, 16)
   for kind, asked in ((1, 16), (2, 4)):
     predicted = rows["mask"][kind::3].sum(axis=1)
@@ -84,3 +84,18 @@ def test_a_running_span_asks_for_what_was_read_last(variant):
     assert sorted(tokens[rows["mask"][row]]) == sorted(lists.answers[0, -4:, 0])
   # no list is read twice, whatever is asked
   assert len(np.unique(rows["tokens"], axis=0)) == 30
+
+
+def test_names_that_are_alike_share_words():
+  """As among what a search finds: each name shares a word with several others of its list, and none is another's."""
+  task = Facts("kv", 16)
+  shared = {}
+  for alike in (False, True):
+    facts = task.lists("train", range(50), 16, alike=alike).facts  # first name, last name, colon, value
+    assert all(len(np.unique(names, axis=0)) == 16 for names in facts[:, :, :2])
+    words = facts[:, :, None, :2] == facts[:, None, :, :2]
+    shared[alike] = words.any(axis=-1).sum(axis=2).mean() - 1
+  assert shared[False] < 1
+  assert shared[True] > 4
+  rows = FactText("kv", ((16, None, True),), seed=0).rows("train", [3])
+  assert rows["tokens"][0, : 16 * 4].tolist() == task.lists("train", [3], 16, alike=True).facts[0].reshape(-1).tolist()
