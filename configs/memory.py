@@ -18,10 +18,10 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
   config = pretrain.get_config(variant)
   config.workdir = f"runs/memory_{variant}"
-  config.memory = phase(steps=200, batch_size=8)
+  config.memory = phase(steps=150, batch_size=8)
   return config
 
 
 def phase(**sizes: int) -> dict[str, Any]:
-  """Return the settings of a phase over contexts."""
-  return {"temperature": 0.05, **pretrain.optimizer(), **sizes}
+  """Return the settings of a phase over contexts. AdamW: at Muon's rates a model that reads forgets how to."""
+  return {"temperature": 0.05, **pretrain.optimizer("adamw", 1e-3), **sizes}

@@ -2,6 +2,9 @@
 
   python launch/eval.py --config=configs/position_recall.py             names and codes, "Ada Baker: amber"
   python launch/eval.py --config=configs/position_recall.py:sentence    any variant of selfrag_jax/tasks/facts.py
+  python launch/eval.py --config=configs/position_recall.py:full        all variants with three seeds each; hours
+  python launch/eval.py --config=configs/position_recall.py:documents --data=FOLDER
+                                                                        real documents, with any checkpoint
 
 Three phases, from scratch: `pretrain` on text of facts and questions, `memory` with retrieval from the model's own
 memory and a contrastive loss, `position_recall` with questions about every position alike. Three models of the same
@@ -13,10 +16,15 @@ and running span), and all conditions answer the same questions.
 import ml_collections
 
 from configs import memory, pretrain
+from selfrag_jax.tasks.facts import WORDINGS
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
-  """Return the config of a variant of the facts."""
+  """Return the config of a variant of the facts, of all of them, or of real documents."""
+  if variant == "documents":
+    return documents()
+  if variant == "full":
+    return every_variant()
   config = memory.get_config(variant)
   config.experiment = "position_recall"
   config.workdir = f"runs/position_recall_{variant}"
@@ -27,7 +35,39 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
     "steps": 150,
     "batch_size": 16,
     "valid_rows": 64,
-    **pretrain.optimizer(),
+    **pretrain.optimizer("adamw", 1e-3),
   }
   config.evaluation = {"n_facts": (64, 1024), "questions": (200, 32), "depths": 16, "tokens": 16_384}
   return config
+
+
+def every_variant() -> ml_collections.ConfigDict:
+  """Return the configs of all variants with three seeds each; a run that is done is not done again."""
+  runs = {}
+  for variant in WORDINGS:
+    for seed in range(3):
+      runs[f"{variant}_seed{seed}"] = config = get_config(variant)
+      config.update({"seed": seed, "data": {"seed": seed}})
+  return ml_collections.ConfigDict(
+    {"experiment": "position_recall_sweep", "workdir": "runs/position_recall_full", "runs": runs}
+  )
+
+
+def documents() -> ml_collections.ConfigDict:
+  """Return the config of recall by position on the files of "Lost in the Middle" (arXiv 2307.03172)."""
+  return ml_collections.ConfigDict(
+    {
+      "experiment": "documents",
+      "workdir": "runs/documents",
+      "model": "smollm2-135m",  # or a Hugging Face folder, or organisation/name; it must chat
+      "data": {"path": ""},
+      "documents": {
+        "n_documents": (5, 10, 20),
+        "positions": 5,  # of the document that answers, evenly from the first place to the last
+        "questions": 100,  # of each file
+        "top_k": 2,  # documents that the memory shows
+        "max_new_tokens": 48,
+        "batch_size": 2,
+      },
+    }
+  )

@@ -47,9 +47,9 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
         "embed_pooling": "mean",
         "order": "position",  # as they were read: the newest of two values stands last
         "memory_dropout": 0.1,
-        "contrastive_weight": 0.1,
+        "contrastive_weight": 1.0,
       },
-      "pretrain": {"steps": 600, "batch_size": 16 if of_files else 64, "valid_rows": 256, **optimizer()},
+      "pretrain": {"steps": 500, "batch_size": 16 if of_files else 64, "valid_rows": 256, **optimizer()},
       "loop": {
         "checkpoint_every": 100,
         "keep_checkpoints": 2,
@@ -88,13 +88,13 @@ def text() -> dict[str, Any]:
   }
 
 
-def optimizer() -> dict[str, Any]:
+def optimizer(name: str = "muon", learning_rate: float = 1e-2) -> dict[str, Any]:
   """Return the optimizer of a tiny model. Muon, because AdamW takes several times as many steps to learn to recall."""
   return {
     "accumulate": 1,
     "optimizer": {
-      "name": "muon",
-      "learning_rate": 1e-2,
+      "name": name,
+      "learning_rate": learning_rate,
       "schedule": "cosine",
       "warmup_steps": 20,
       "final_fraction": 0.1,

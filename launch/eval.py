@@ -4,13 +4,23 @@ Takes the checkpoints that are in the workdir, trains what is missing, and write
 again to go on. `--v=1` shows where an error arose.
 """
 
+from absl import flags
 from command import CONFIG, WORKDIR, build, run
 
-EXPERIMENTS = {"position_recall": "selfrag_jax.evals.position_recall"}
+DATA = flags.DEFINE_string("data", None, "Files that the experiment reads: short for --config.data.path.")
+EXPERIMENTS = {
+  "position_recall": "selfrag_jax.evals.position_recall",
+  "position_recall_sweep": "selfrag_jax.evals.sweep",
+  "documents": "selfrag_jax.evals.documents",
+}
 
 
 def main(argv: list[str]) -> None:
   """Run the experiment that the config describes."""
+  if DATA.value and CONFIG.value:
+    if "path" not in CONFIG.value.get("data", {}):
+      raise ValueError("--data: this config reads no files; configs/position_recall.py:documents does")
+    CONFIG.value.data.path = DATA.value
   module, experiment = build(argv, EXPERIMENTS)
   from selfrag_jax.train.workdir import open_workdir
 

@@ -67,10 +67,7 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   axes.set_title(f"{report['task']}, blocks {pattern}, {report['parameters']:,} parameters, seed {report['seed']}")
   axes.grid(alpha=0.25)
   axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-  png = io.BytesIO()
-  figure.savefig(png, format="png", dpi=150)
-  plt.close(figure)
-  write_bytes_atomic(epath.Path(workdir) / "report.png", png.getvalue())
+  _publish(figure, epath.Path(workdir) / "report.png")
 
 
 # accuracy at relative depths 0, 1/4, 1/2, 3/4, 1, in percent (Liu et al. 2023, arXiv 2307.03172)
@@ -146,7 +143,50 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
   figure.suptitle(
     f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
   )
+  _publish(figure, epath.Path(workdir) / "position_recall.png")
+
+
+def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
+  """Draw `documents.png`: accuracy over the place of the document that answers, one panel a file."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  files = report["files"]
+  figure, panels = plt.subplots(
+    1, len(files), figsize=(6.4 * len(files), 4.8), sharey=True, squeeze=False, layout="constrained"
+  )
+  for panel, (name, curves) in zip(panels[0], files.items(), strict=True):
+    for i, (published, curve) in enumerate(PUBLISHED.items()):
+      if ("keys" in published) == ("kv" in name):
+        style = {"color": "#b0b0b0", "linewidth": 0.9, "linestyle": ("-", "--", ":", "-.")[i]}
+        panel.plot([0, 0.25, 0.5, 0.75, 1], [x / 100 for x in curve], label=f"{published} (published)", **style)
+    full = [key for key in curves if key.startswith("full_")]
+    for i, key in enumerate(full):
+      n, color = int(key.removeprefix("full_")), ("#6baed6", "#2171b5", "#08306b")[i % 3]
+      depth = [place / max(n - 1, 1) for place in curves[key]["positions"]]
+      low, high = zip(*curves[key]["interval_by_depth"], strict=True)
+      panel.fill_between(depth, low, high, color=color, alpha=0.12, linewidth=0)
+      panel.plot(depth, curves[key]["accuracy_by_depth"], color=color, marker="o", label=f"{n} documents")
+      if (memory := curves.get(f"memory_{n}")) is not None:
+        panel.axhline(memory["accuracy_by_depth"][0], color=color, linestyle="--", label=f"memory of {n} documents")
+    for key, color, label in (("gold", "#2a9d3a", "that document alone"), ("closed_book", "black", "no document")):
+      if key in curves:
+        panel.axhline(curves[key]["accuracy_by_depth"][0], color=color, linestyle=":", label=label)
+    panel.set(title=f"{name}, n = {curves[full[0]]['n']}", ylim=(-0.02, 1.02), xlim=(0, 1))
+    panel.set_xlabel("relative place of the document that answers")
+    panel.grid(alpha=0.25)
+    panel.legend(fontsize=8)
+  panels[0][0].set_ylabel("accuracy")
+  figure.suptitle(f"Recall by position on real documents: {report['config']['model']}")
+  _publish(figure, epath.Path(workdir) / "documents.png")
+
+
+def _publish(figure: Any, path: epath.Path) -> None:
+  import matplotlib.pyplot as plt
+
   png = io.BytesIO()
   figure.savefig(png, format="png", dpi=150)
   plt.close(figure)
-  write_bytes_atomic(epath.Path(workdir) / "position_recall.png", png.getvalue())
+  write_bytes_atomic(path, png.getvalue())

@@ -123,6 +123,23 @@ class RecallConfig:
       raise ValueError(f"questions {self.questions} must be as many numbers as n_facts {self.n_facts}")
 
 
+@dataclasses.dataclass(frozen=True)
+class DocumentsConfig:
+  """Recall by position on real documents."""
+
+  n_documents: tuple[int, ...] = (5, 10, 20)
+  positions: int = 5  # of the document that answers, evenly from the first place to the last
+  questions: int = 100  # of each file
+  top_k: int = 2  # documents that the memory shows
+  max_new_tokens: int = 48
+  batch_size: int = 2
+
+  def __post_init__(self):
+    for name, value in dataclasses.asdict(self).items():
+      if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
+        raise ValueError(f"documents.{name} is {value}; it must be at least 1")
+
+
 def _check_split(rows: int, accumulate: int, name: str) -> None:
   if accumulate < 1 or rows % accumulate:
     raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")

@@ -194,6 +194,12 @@ def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   [
     ("train", [], "which config? --config=configs/refrag.py, or another file of configs/"),
     ("eval", ["--config=configs/refrag.py"], "config.experiment is 'refrag'; eval.py runs position_recall"),
+    ("eval", ["--config=configs/position_recall.py", "--data=x"], "--data: this config reads no files;"),
+    (
+      "eval",
+      ["--config=configs/position_recall.py:documents"],
+      "config.data.path is empty; give the files of questions",
+    ),
   ],
 )
 def test_a_config_that_does_not_say_what_to_run_is_one_line(launcher, flags, message):

@@ -1,0 +1,224 @@
+"""Recall by position on real documents, with any checkpoint: the document that answers moves through the prompt.
+
+Beside it: the same document alone, no document, and a memory that shows the few documents found for the question,
+whatever their place. An answer is right if a gold answer occurs in it (arXiv 2307.03172).
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from selfrag_jax.evals import figures
+from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.generate.complete import complete
+from selfrag_jax.generate.sampling import SamplingConfig
+from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
+from selfrag_jax.metrics.answers import substring_match
+from selfrag_jax.metrics.position import describe
+from selfrag_jax.metrics.statistics import wilson_interval
+from selfrag_jax.model.lm import unstack
+from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
+from selfrag_jax.tasks.search import pad_rows
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.train.load import LoadedModel, load_model
+from selfrag_jax.train.settings import DocumentsConfig, settings
+
+_complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
+Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
+BUCKET = 256  # prompts are padded to a multiple, so that a few programs serve all
+
+
+@dataclasses.dataclass
+class Experiment:
+  """A model that chats, and the questions by the name of their file."""
+
+  config: dict[str, Any]
+  settings: DocumentsConfig
+  model: LoadedModel
+  questions: dict[str, list[DocumentQuestion]]
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  section = settings(DocumentsConfig, config["documents"], "documents")
+  if not config["data"]["path"]:
+    raise ValueError("config.data.path is empty; give the files of questions and documents: --data=FOLDER")
+  questions = {name: rows[: section.questions] for name, rows in read_questions(config["data"]["path"]).items()}
+  for name, rows in questions.items():
+    if (fewest := min(len(row.others) for row in rows)) < max(section.n_documents) - 1:
+      raise ValueError(
+        f"{name} has questions with {fewest + 1} documents, documents.n_documents asks for {max(section.n_documents)}"
+      )
+  model = load_model(config["model"])
+  if model.tokenizer is None or "<|im_end|>" not in model.tokenizer.special:
+    raise ValueError(f"{config['model']} does not chat: it has no tokenizer with <|im_start|> and <|im_end|>")
+  return Experiment(config, section, model, questions)
+
+
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Measure every file at every number of documents, and write `documents.json`, `.csv` and `.png`.
+
+  What has been measured is kept in `documents.json` after each curve, and is not measured again.
+  """
+  workdir, section = epath.Path(workdir), experiment.settings
+  target = workdir / "documents.json"
+  report = _begun(target, experiment.config)
+  answer = make_answer(experiment)
+  for name, questions in experiment.questions.items():
+    curves = report["files"].setdefault(name, {})
+    for condition, documents in conditions(experiment, questions).items():
+      for n in section.n_documents if condition in ("full", "memory") else (1,):
+        key = f"{condition}_{n}" if condition in ("full", "memory") else condition
+        if key in curves:
+          continue
+        places = positions(n, section.positions) if condition == "full" else [n // 2]
+        curves[key] = measure(answer, questions, documents, n, places)
+        write_json(target, report)
+        print(f"{name} {key}: {'  '.join(f'{x:.3f}' for x in curves[key]['accuracy_by_depth'])}", flush=True)
+  write_bytes_atomic(workdir / "documents.csv", as_csv(report).encode())
+  figures.documents_over_depth(workdir, report)
+  print(table(report))
+  return report
+
+
+def conditions(experiment: Experiment, questions: Sequence[DocumentQuestion]) -> dict[str, Shown]:
+  """Return what is shown for (question, number of documents, place of the one that answers) in each condition."""
+  retrieve = make_retrieve(experiment, questions)
+  return {
+    "full": with_gold_at,
+    "memory": lambda question, n, place: retrieve(question, with_gold_at(question, n, place)),
+    "gold": lambda question, *_: [question.gold],
+    "closed_book": lambda *_: [],
+  }
+
+
+def measure(
+  answer: Callable[..., list[tuple[float, int]]],
+  questions: Sequence[DocumentQuestion],
+  documents: Shown,
+  n: int,
+  places: Sequence[int],
+) -> dict[str, Any]:
+  """Answer all questions with the document that answers at each of the places."""
+  started = time.monotonic()
+  rows = [answer(questions, [documents(question, n, place) for question in questions]) for place in places]
+  hits = np.array([[right for right, _ in row] for row in rows]).T
+  return {
+    "positions": list(places),
+    "accuracy_by_depth": hits.mean(axis=0).tolist(),
+    "interval_by_depth": [list(wilson_interval(int(column.sum()), len(column))) for column in hits.T],
+    "n": len(hits),
+    "shape": describe(hits) if len(places) >= 4 else None,
+    "prompt_tokens": int(np.mean([length for row in rows for _, length in row])),
+    "seconds": round(time.monotonic() - started, 1),
+  }
+
+
+def _begun(target: epath.Path, config: Mapping[str, Any]) -> dict[str, Any]:
+  if target.exists():
+    report = json.loads(target.read_text())
+    if report["config"] != json.loads(json.dumps(config)):
+      raise ValueError(f"{target} was measured with another config; use another workdir")
+    return report
+  return {"config": config, "files": {}}
+
+
+def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]]:
+  """Return the function that answers questions with documents: whether each was right, and how long its prompt was."""
+  section, loaded = experiment.settings, experiment.model
+  tokenizer = loaded.tokenizer
+  assert tokenizer is not None
+  flat = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
+
+  def answer(questions, shown):
+    texts = [prompt(*pair) for pair in zip(questions, shown, strict=True)]
+    chats = ({"messages": [{"role": "user", "content": text}]} for text in texts)
+    prompts = [render_for_completion(tokenizer, chat, CHATML) for chat in chats]
+    scores = np.zeros(len(prompts))
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    for start in range(0, len(by_length), section.batch_size):
+      part = by_length[start : start + section.batch_size]
+      width = -(-len(prompts[part[-1]]) // BUCKET) * BUCKET
+      rows = [prompts[i] for i in part] + [[]] * (section.batch_size - len(part))
+      tokens, lengths = pad_rows(rows, width)
+      written = _complete(
+        loaded.config,
+        flat,
+        tokens,
+        lengths,
+        jax.random.key(0),
+        max_new_tokens=section.max_new_tokens,
+        sampling=SamplingConfig(temperature=0),
+        stop_ids=(tokenizer.special["<|im_end|>"],),
+      )
+      for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):
+        scores[i] = substring_match(tokenizer.decode(row[:n], skip_special=True), questions[i].answers)
+    return [(float(score), len(ids)) for score, ids in zip(scores, prompts, strict=True)]
+
+  return answer
+
+
+def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion]) -> Callable[..., list[str]]:
+  """Return the function that finds `top_k` documents for a question, in the order in which they stand.
+
+  Bags of token ids, weighted by how rare a token is among all documents of the file.
+  """
+  tokenizer = experiment.model.tokenizer
+  assert tokenizer is not None
+  texts = dict.fromkeys(text for question in questions for text in (question.gold, *question.others))
+  ids = {text: tokenizer.encode(text) for text in texts}
+  size = tokenizer.vocab_size
+  bag = init_token_bag(
+    size, 512, document_frequency=document_frequency(ids.values(), size), n_documents=len(ids)
+  )  # fmt: skip
+  embed_jit = jax.jit(embed)
+
+  def vectors(rows):
+    tokens, lengths = pad_rows(rows, -(-max(map(len, rows)) // BUCKET) * BUCKET)
+    return np.asarray(embed_jit(bag, tokens, np.arange(tokens.shape[1])[None, :] < lengths[:, None]))
+
+  def retrieve(question, documents):
+    rows, query = vectors([ids[text] for text in documents]), vectors([tokenizer.encode(question.question)])
+    found = search_numpy({"embeddings": rows}, query, experiment.settings.top_k).slots[0]
+    return [documents[slot] for slot in sorted(found) if slot >= 0]
+
+  return retrieve
+
+
+def as_csv(report: Mapping[str, Any]) -> str:
+  """One line a file, condition and position."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator="\n")
+  writer.writerow(["file", "condition", "position", "accuracy", "low", "high", "n", "prompt_tokens"])
+  for name, curves in report["files"].items():
+    for condition, curve in curves.items():
+      for place, accuracy, (low, high) in zip(
+        curve["positions"], curve["accuracy_by_depth"], curve["interval_by_depth"], strict=True
+      ):
+        numbers = (f"{x:.4f}" for x in (accuracy, low, high))
+        writer.writerow([name, condition, place, *numbers, curve["n"], curve["prompt_tokens"]])
+  return out.getvalue()
+
+
+def table(report: Mapping[str, Any]) -> str:
+  """Format the report for a terminal."""
+  lines = []
+  for name, curves in report["files"].items():
+    lines.append(f"{name}, model {report['config']['model']}: accuracy by the place of the document that answers")
+    for condition, curve in curves.items():
+      by_place = "  ".join(
+        f"{place + 1}: {x:.3f}" for place, x in zip(curve["positions"], curve["accuracy_by_depth"], strict=True)
+      )
+      shape = f"   U {curve['shape']['u']:+.3f}" if curve["shape"] else ""
+      lines.append(f"  {condition:12} {by_place}{shape}   n = {curve['n']}, {curve['prompt_tokens']} tokens")
+  return "\n".join(lines)

@@ -1,0 +1,92 @@
+"""Questions over documents of which one holds the answer, so that it can be moved: the files of "Lost in the Middle".
+
+Source: Liu et al. 2023, arXiv 2307.03172. Two layouts are read: questions with a gold document and distractors, and
+lists of key-value pairs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from selfrag_jax.tasks.datasets import read_jsonl
+
+
+class DocumentQuestion(NamedTuple):
+  """A question, the answers that are accepted, the document that answers it, and others that do not."""
+
+  question: str
+  answers: tuple[str, ...]
+  gold: str
+  others: tuple[str, ...]
+
+
+def read_questions(path: epath.PathLike) -> dict[str, list[DocumentQuestion]]:
+  """Read a `.jsonl` file, or all of a folder; returns the questions by the name of their file.
+
+  A line is `{question, answers, gold: {title, text}, distractors: [{title, text}]}` or `{ordered_kv_records: [[key,
+  value]], key, value}`. Raises FileNotFoundError without such a file, and ValueError, with file and record, for others.
+  """
+  root = epath.Path(path)
+  files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+  if not files or not files[0].exists():
+    raise FileNotFoundError(f"{path} holds no questions; give a .jsonl file or a folder of them")
+  return {file.stem: _read_file(file) for file in files}
+
+
+def _read_file(file: epath.Path) -> list[DocumentQuestion]:
+  questions = []
+  for number, record in enumerate(read_jsonl(file), 1):
+    try:
+      questions.append(_pairs(record) if "ordered_kv_records" in record else _passages(record))
+    except (KeyError, TypeError, ValueError) as error:
+      raise ValueError(
+        f"{file}, record {number}: {error!r}; expected question, answers, gold and distractors, or ordered_kv_records, "
+        "key and value"
+      ) from None
+  if not questions:
+    raise ValueError(f"{file} holds no questions")
+  return questions
+
+
+def _passages(record: Mapping[str, Any]) -> DocumentQuestion:
+  if not record["answers"] or not all(isinstance(answer, str) for answer in record["answers"]):
+    raise ValueError("answers must be texts, at least one")
+  write = lambda document: f"(Title: {document['title']}) {document['text']}"
+  others = tuple(map(write, record["distractors"]))
+  return DocumentQuestion(record["question"], tuple(record["answers"]), write(record["gold"]), others)
+
+
+def _pairs(record: Mapping[str, Any]) -> DocumentQuestion:
+  pairs = {key: value for key, value in record["ordered_kv_records"]}
+  key, value = record["key"], record["value"]
+  if pairs.pop(key) != value:
+    raise ValueError(f"the value of {key} is another one among the pairs")
+  write = lambda key, value: f'"{key}": "{value}"'
+  others = tuple(write(*pair) for pair in pairs.items())
+  return DocumentQuestion(f'What is the value of the key "{key}"?', (value,), write(key, value), others)
+
+
+def prompt(question: DocumentQuestion, documents: Sequence[str]) -> str:
+  """Write the documents and the question down as a user would."""
+  if not documents:
+    return f"Answer the question in a few words.\n\nQuestion: {question.question}"
+  listed = "\n".join(f"[{number}] {document}" for number, document in enumerate(documents, 1))
+  return (
+    "Answer the question in a few words with what these documents say; some of them do not help.\n\n"
+    f"{listed}\n\nQuestion: {question.question}"
+  )
+
+
+def with_gold_at(question: DocumentQuestion, n_documents: int, position: int) -> list[str]:
+  """List `n_documents`, the one that answers at `position`. Raises ValueError if there are too few others."""
+  if not 0 <= position < n_documents or n_documents - 1 > len(question.others):
+    raise ValueError(f"{n_documents} documents, one of them at {position}, from {len(question.others)} others")
+  others = list(question.others[: n_documents - 1])
+  return [*others[:position], question.gold, *others[position:]]
+
+
+def positions(n_documents: int, n_positions: int) -> list[int]:
+  """Return the places of the document that moves, evenly from the first to the last."""
+  return np.unique(np.linspace(0, n_documents - 1, n_positions).round().astype(int)).tolist()
