@@ -44,8 +44,10 @@ setup(
     "test": [
       *WEIGHTS,
       "hypothesis>=6.100,<7",
+      "ipykernel>=6.29,<8",
       "jinja2>=3.1,<4",
       "import-linter>=2.3,<3",
+      "nbclient>=0.10,<1",
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",
       "pytest-xdist>=3.6,<4",

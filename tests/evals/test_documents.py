@@ -1,0 +1,109 @@
+"""Recall by position on real documents: batches change no answer, and what was measured is not measured again."""
+
+import json
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.evals import documents
+from selfrag_jax.evals.documents import Experiment, build, conditions, make_answer, run
+from selfrag_jax.generate.complete import complete
+from selfrag_jax.generate.sampling import SamplingConfig
+from selfrag_jax.metrics.answers import substring_match
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params, unstack
+from selfrag_jax.tasks.documents import DocumentQuestion, prompt
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.tokenizer import ByteTokenizer
+from selfrag_jax.train.load import LoadedModel
+from selfrag_jax.train.settings import DocumentsConfig
+
+
+class ChatBytes(ByteTokenizer):
+  """Bytes, and the tokens of a chat."""
+
+  def __init__(self):
+    super().__init__()
+    first = self.vocab_size
+    self.special = {**self.special, "<|im_start|>": first, "<|im_end|>": first + 1}
+    self.vocab_size = first + 2
+
+
+TOKENIZER = ChatBytes()
+MODEL = ModelConfig(
+  vocab_size=TOKENIZER.vocab_size, d_model=16, n_layers=1, n_heads=2, block_pattern="T", init_scale=0.5
+)
+PARAMS = nn.unbox(init_params(MODEL, jax.random.key(0)))
+# a random model says random letters, some of which are right
+QUESTIONS = [
+  DocumentQuestion(f"Who knows {word}?", tuple("aeiou"[i:]), f"{word} is known", ("nothing here", "nor here", "no"))
+  for i, word in enumerate(["zebra", "quartz", "xylem"])
+]
+
+
+@pytest.fixture
+def experiment():
+  section = DocumentsConfig(n_documents=(2, 4), positions=4, top_k=1, max_new_tokens=6, batch_size=2)
+  loaded = LoadedModel(MODEL, PARAMS, {}, TOKENIZER)
+  return Experiment({"model": "tiny", "data": {"path": "there"}}, section, loaded, {"kv": QUESTIONS})
+
+
+def test_answers_are_those_of_one_prompt_at_a_time(experiment):
+  shown = [[question.gold, *question.others][: i + 1] for i, question in enumerate(QUESTIONS)]
+  found = make_answer(experiment)(QUESTIONS, shown)
+  flat = unstack(MODEL, PARAMS)
+  for (right, length), question, texts in zip(found, QUESTIONS, shown, strict=True):
+    chat = {"messages": [{"role": "user", "content": prompt(question, texts)}]}
+    ids = render_for_completion(TOKENIZER, chat, CHATML)
+    written = complete(
+      MODEL, flat, np.array([ids]), np.array([len(ids)]), jax.random.key(0), max_new_tokens=6,
+      sampling=SamplingConfig(temperature=0), stop_ids=(TOKENIZER.special["<|im_end|>"],),
+    )  # fmt: skip
+    text = TOKENIZER.decode(np.asarray(written.tokens)[0, : int(written.lengths[0])], skip_special=True)
+    assert (right, length) == (substring_match(text, question.answers), len(ids))
+
+
+def test_the_memory_shows_what_is_like_the_question_wherever_it_stands(experiment):
+  shown = conditions(experiment, QUESTIONS)
+  for question in QUESTIONS:
+    assert shown["memory"](question, 4, 0) == shown["memory"](question, 4, 3) == [question.gold]
+    assert shown["full"](question, 4, 3)[3] == question.gold
+    assert shown["gold"](question, 4, 3) == [question.gold]
+    assert shown["closed_book"](question, 4, 3) == []
+
+
+def test_a_run_goes_on_with_what_is_missing(experiment, tmp_path, monkeypatch):
+  report = run(experiment, tmp_path)
+  curves = report["files"]["kv"]
+  assert curves.keys() == {"full_2", "full_4", "memory_2", "memory_4", "gold", "closed_book"}
+  assert curves["full_4"]["positions"] == [0, 1, 2, 3]
+  assert curves["full_4"]["shape"]["n"] == 3
+  assert (tmp_path / "documents.png").stat().st_size > 10_000
+  assert len((tmp_path / "documents.csv").read_text().splitlines()) == 1 + 2 + 4 + 4
+  saved = json.loads((tmp_path / "documents.json").read_text())
+  del saved["files"]["kv"]["gold"]
+  (tmp_path / "documents.json").write_text(json.dumps(saved))
+  measured, measure = [], documents.measure
+  monkeypatch.setattr(documents, "measure", lambda *args: measured.append(args[3:]) or measure(*args))
+  again = run(experiment, tmp_path)
+  assert measured == [(1, [0])]
+  without_time = lambda curve: {key: value for key, value in curve.items() if key != "seconds"}
+  assert without_time(again["files"]["kv"]["gold"]) == without_time(curves["gold"])
+  experiment.config["model"] = "another"
+  with pytest.raises(ValueError, match="was measured with another config; use another workdir"):
+    run(experiment, tmp_path)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+  config = {"model": "tiny", "data": {"path": ""}, "documents": {"n_documents": (3,)}}
+  with pytest.raises(ValueError, match=r"config\.data\.path is empty"):
+    build(config)
+  record = {"question": "q", "answers": ["a"], "gold": {"title": "", "text": "a"}, "distractors": []}
+  (tmp_path / "a.jsonl").write_text(json.dumps(record))
+  config["data"]["path"] = str(tmp_path)
+  with pytest.raises(ValueError, match=r"a has questions with 1 documents, documents\.n_documents asks for 3"):
+    build(config)
+  with pytest.raises(ValueError, match=r"documents\.top_k is 0; it must be at least 1"):
+    build({**config, "documents": {"top_k": 0}})
