@@ -37,7 +37,13 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
     "valid_rows": 64,
     **pretrain.optimizer("adamw", 1e-3),
   }
-  config.evaluation = {"n_facts": (64, 1024), "questions": (200, 32), "depths": 16, "tokens": 16_384}
+  config.evaluation = {
+    "n_facts": (64, 1024),
+    "questions": (200, 32),  # at each depth of each length
+    "full_questions": (200, 6),  # of them, for readers of the whole context, which takes them long
+    "depths": 16,
+    "tokens": 16_384,  # read at once
+  }
   return config
 
 

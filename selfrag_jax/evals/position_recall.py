@@ -123,7 +123,7 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
   """
   base, evaluation, curves = experiment.base, experiment.evaluation, {}
   params = list(policies.values())[-1]
-  for n, questions in zip(evaluation.n_facts, evaluation.questions, strict=True):
+  for n, questions, of_full in zip(evaluation.n_facts, evaluation.questions, evaluation.full_questions, strict=True):
     suffix = "" if n == evaluation.n_facts[0] else f"_{n}"
     conditions: dict[str, Any] = {
       name: (base.reader, params, sight, changed) for name, (sight, changed) in CONDITIONS.items()
@@ -137,7 +137,7 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
         weights,
         experiment.task(n),
         sight,
-        questions=questions,
+        questions=of_full if sight == "full" else questions,
         depths=evaluation.depths,
         tokens=evaluation.tokens,
         changed=changed,
@@ -166,7 +166,8 @@ def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Map
   for n in lengths if experiment.baselines else ():
     suffix = "" if n == lengths[0] else f"_{n}"
     best = max((name + suffix for name in readers if name != "memory"), key=lambda name: middle(name).mean())
-    report["middle"][str(n)] = {"against": best, **compare(middle("memory" + suffix), middle(best))}
+    asked = len(middle(best))  # the first questions of the memory's
+    report["middle"][str(n)] = {"against": best, **compare(middle("memory" + suffix)[:asked], middle(best))}
   if "memory_before" in curves:
     report["phase_3_variance"] = variance_change(curves["memory_before"], curves["memory"])
   if "memory" in policies:

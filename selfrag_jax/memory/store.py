@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfrag_jax.memory.backends import DeviceBackend, make_backend
+from selfrag_jax.memory.backends import DeviceBackend, ScannBackend, make_backend
 from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
 from selfrag_jax.memory.records import Chunk, Recency, Where, check_rows, make_records, token_rows
@@ -267,6 +267,15 @@ class MemoryStore:
         ]
         for scores, slots in zip(found.scores.tolist(), found.slots.tolist(), strict=True)
       ]
+
+  def wait_for_index(self) -> None:
+    """Return when the index of backend scann is up to date, if it is due; the other backends have none.
+
+    Raises what building it raised.
+    """
+    if isinstance(self._backend, ScannBackend):
+      with self._lock:
+        self._backend.update(self._table, self._settings["metric"], wait=True)
 
   def get(self, id: str) -> Chunk:
     """Return a chunk by its id. Raises KeyError."""

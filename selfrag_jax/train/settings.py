@@ -113,14 +113,17 @@ class RecallConfig:
 
   n_facts: tuple[int, ...] = (64, 1024)
   questions: tuple[int, ...] = (200, 32)  # at each depth of each length
+  full_questions: tuple[int, ...] = (200, 6)  # of them, for readers of the whole context, which takes them long
   depths: int = 16
   tokens: int = 16_384  # of the contexts that are read at once
 
   def __post_init__(self):
-    if min(self.questions, default=0) < 1 or self.depths < 4 or self.tokens < 1:
+    if min(*self.questions, *self.full_questions) < 1 or self.depths < 4 or self.tokens < 1:
       raise ValueError(f"need at least one question, 4 depths and one token, got {self}")
-    if len(self.questions) != len(self.n_facts):
-      raise ValueError(f"questions {self.questions} must be as many numbers as n_facts {self.n_facts}")
+    if not len(self.full_questions) == len(self.questions) == len(self.n_facts):
+      raise ValueError(f"questions and full_questions must be as many numbers as n_facts {self.n_facts}, got {self}")
+    if any(full > asked for full, asked in zip(self.full_questions, self.questions, strict=True)):
+      raise ValueError(f"full_questions {self.full_questions} are some of questions {self.questions}, not more")
 
 
 @dataclasses.dataclass(frozen=True)

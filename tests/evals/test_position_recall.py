@@ -27,7 +27,7 @@ def tiny(get_config, variant="kv", **changes):
   if "full_context" in config:
     config.full_context.update(steps=2, batch_size=8, valid_rows=8, text=((4,), (8, 4)))
     config.full_context.models = {"same": TINY, "other": {**TINY, "mlp_dim": 24}}
-    config.evaluation.update(n_facts=(16, 32), questions=(4, 2), depths=4)
+    config.evaluation.update(n_facts=(16, 32), questions=(4, 3), full_questions=(4, 2), depths=4)
   for section, values in changes.items():
     config[section].update(values) if isinstance(values, dict) else config.update({section: values})
   return config.to_dict()
@@ -47,8 +47,9 @@ def test_every_condition_is_reported_with_its_budget(report):
   for name, curve in said["conditions"].items():
     facts = 32 if name.endswith("_32") else 16
     assert curve["budget"] == (facts if name.startswith("full_") else 4)
-    assert curve["n"] == (2 if facts == 32 else 4)
+    assert curve["n"] == (4 if facts == 16 else 2 if name.startswith("full_") else 3)
     assert len(curve["accuracy_by_depth"]) == len(curve["recall_by_depth"]) == 4
+  assert said["middle"]["32"]["n"] == 2 * 2  # questions and depths
   assert said["tokens"].keys() == {
     "pretrain", "memory", "position_recall", "pretrain_other", "full_other", "full_same"
   }  # fmt: skip
@@ -126,6 +127,7 @@ def test_phases_read_text_files(tmp_path, capsys):
     ({"data": {"name": "web"}}, r"config\.data\.name is 'web'; one of facts, text"),
     ({"self_rag": {"chunk_size": 2}}, "chunks have up to 4 tokens, self_rag.chunk_size is 2"),
     ({"evaluation": {"questions": (1,)}}, "must be as many numbers as n_facts"),
+    ({"evaluation": {"full_questions": (9, 2)}}, r"full_questions \(9, 2\) are some of questions \(4, 3\), not more"),
     ({"full_context": {"models": {"odd": {"n_heads": 3}}}}, "n_heads 3 is not divisible by"),
   ],
 )

@@ -38,12 +38,12 @@ def test_scann_follows_the_store(metric, monkeypatch):
   queries = clusters(40, seed=5)
   rows = clusters(3000, seed=1)
   store.add_many(["t"] * 999, rows[:999])
-  backend.update(store._table, metric, wait=True)
+  store.wait_for_index()
   assert backend._searcher is None  # too small
   assert recall(store, queries) == 1
   store.add_many(["t"] * 2001, rows[999:])
   assert recall(store, queries) == 1  # exact while the index is being built
-  backend.update(store._table, metric, wait=True)
+  store.wait_for_index()
   built = backend._searcher
   assert built is not None
   assert recall(store, queries) >= 0.9
@@ -70,7 +70,7 @@ def test_scann_follows_the_store(metric, monkeypatch):
   # much has changed by now, so there will be a new index
   store.add_many(["t"] * 400, clusters(400, seed=8))
   store.search(queries[0])
-  backend.update(store._table, metric, wait=True)
+  store.wait_for_index()
   assert backend._searcher is not built
   assert recall(store, queries) >= 0.9
 
@@ -82,7 +82,7 @@ def test_scann_follows_the_store(metric, monkeypatch):
   store.add_many(["t"] * 800, clusters(800, seed=9))
   backend.update(store._table, metric)
   with pytest.raises(MemoryError, match="no room"):
-    backend.update(store._table, metric, wait=True)
+    store.wait_for_index()
   store.add_many(["t"] * 800, clusters(800, seed=10))
   for _ in range(20):  # without waiting a failure stops nothing
     assert recall(store, queries) >= 0.9
