@@ -117,7 +117,7 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
       panel.plot(
         depth, curve["accuracy_by_depth"], color=color, marker="o", markersize=2.5,
         linewidth=2 if name == "memory" else 1.2,
-        label=f"{label} ({curve['budget']} facts)" if n == lengths[0] else None,
+        label=None if suffix else label if name.startswith("full_") else f"{label} ({curve['budget']} facts)",
       )  # fmt: skip
     panel.axhline(
       report["chance"], color="black", linestyle=":", linewidth=0.8, label="chance" if n == lengths[0] else None
