@@ -18,13 +18,17 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.evals import figures, self_rag
+from selfrag_jax.evals.page import write_page
 from selfrag_jax.evals.recall import Curve, measure, recall_among, score, variance_change
 from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.metrics.position import compare
 from selfrag_jax.metrics.statistics import bootstrap_interval
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.self_rag import SelfRAGModel
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.tasks.sequences import FactText, of_facts
+from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.pretrain import Pretrain
 from selfrag_jax.train.reading import Reader
@@ -42,6 +46,7 @@ CONDITIONS = {
   "deleted": ("deleted", False),
   "changed": ("memory", True),
 }
+EXAMPLES = 4  # questions of the report page
 HELD_OUT = 1024  # sequences that the losses of phase 2 are compared on, and facts that an embedding is told from
 
 
@@ -94,7 +99,7 @@ def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, p
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train what is missing, measure every condition, and write `position_recall.json`, `.csv` and `.png`."""
+  """Train what is missing, measure every condition, and write `position_recall.json`, `.csv`, `.png` and `.html`."""
   workdir = epath.Path(workdir)
   started = time.monotonic() - seconds_spent(workdir)
   base = experiment.base
@@ -105,6 +110,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     full = {name: train_baseline(experiment, name, workdir, first) for name in experiment.baselines}
     curves = measure_all(experiment, policies, full)
     report = summarize(experiment, curves, policies)
+    report["examples"] = examples(experiment, list(policies.values())[-1])
   report["tokens"] = tokens_of(workdir)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   report["checks"] = checks(report)
@@ -112,6 +118,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   write_json(workdir / "position_recall.json", report)
   write_bytes_atomic(workdir / "position_recall.csv", as_csv(report).encode())
   figures.accuracy_over_depth(workdir, report)
+  write_page(workdir, report)
   print(table(report))
   return report
 
@@ -193,6 +200,29 @@ def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
     "gold_minus_random": list(bootstrap_interval(losses["gold"] - losses["random"])),
     "gold_minus_none": list(bootstrap_interval(losses["gold"] - losses["none"])),
   }
+
+
+def examples(experiment: Experiment, params: Params) -> list[dict[str, Any]]:
+  """Answer a few questions and tell what stood before them: chunks with their place and similarity."""
+  base, n_facts = experiment.base, experiment.evaluation.n_facts[0]
+  task, rag_config = experiment.task(n_facts), base.reader.config
+  loaded = LoadedModel(base.model, params, {}, base.data.tokenizer)
+  store = MemoryStore(base.model.d_model, rag_config.max_chunks, chunk_size=rag_config.chunk_size, backend="numpy",
+    metric=rag_config.metric)  # fmt: skip
+  rag, decode, found = SelfRAGModel(loaded, store, rag_config), base.data.tokenizer.decode, []
+  for index, place in enumerate(task.depths(EXAMPLES).tolist()):
+    episode = task.episodes("test", [index], [place])
+    store.clear()
+    for position, (ids, n) in enumerate(zip(episode.facts[0], episode.lengths[0], strict=True)):
+      rag.write_to_memory(decode(ids[:n]), {"place": position})
+    question, needed = decode(episode.questions[0]), set(episode.needed[0].tolist())
+    [answer] = rag.generate([question], max_new_tokens=episode.answers.shape[1])
+    chunks = [
+      {"text": c.text, "place": c.metadata["place"], "score": c.score, "needed": c.metadata["place"] in needed}
+      for c in answer.retrieved
+    ]
+    found.append({"question": question, "answer": answer.text, "right": decode(episode.answers[0]), "chunks": chunks})
+  return found
 
 
 def checks(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

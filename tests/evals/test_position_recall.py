@@ -7,6 +7,7 @@ import pytest
 
 from configs import memory, position_recall, pretrain
 from selfrag_jax.evals import self_rag
+from selfrag_jax.evals.page import write_page
 from selfrag_jax.evals.position_recall import CONDITIONS, build, checks, run, table
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}
@@ -60,6 +61,23 @@ def test_every_condition_is_reported_with_its_budget(report):
   assert len(rows) == 4 * len(said["conditions"])
   assert {row["position"] for row in rows if row["condition"] == "memory_32"} == {"0", "10", "21", "31"}
   assert (workdir / "position_recall.png").stat().st_size > 10_000
+
+
+def test_the_page_shows_what_was_retrieved(report):
+  said, workdir = report
+  page = (workdir / "position_recall.html").read_text()
+  assert page.count("<caption>") == len(said["examples"]) == 4
+  assert page.count("<td class=holds>") + page.count("<td class=fails>") == len(said["checks"])
+  assert "data:image/png;base64," in page
+  for example in said["examples"]:
+    scores = [chunk["score"] for chunk in example["chunks"]]
+    assert len(scores) == 4
+    assert scores == sorted(scores, reverse=True)
+    name = example["question"].removesuffix(":")
+    for chunk in example["chunks"]:
+      assert chunk["needed"] == (chunk["text"] == f"{name}: {example['right']}")
+  write_page(workdir, {**said, "variant": "<kv>"})
+  assert "&lt;kv&gt;" in (workdir / "position_recall.html").read_text()
 
 
 def test_checks_follow_the_report(report):

@@ -1,0 +1,62 @@
+"""The report of the position-recall experiment as a page: the figure, the checks, and what was retrieved for whom."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from etils import epath
+
+from selfrag_jax.files import write_bytes_atomic
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+img { max-width: 100% } table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left }
+td, th { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right } td:first-child { text-align: left }
+.holds { color: #1a7f37 } .fails { color: #b3261e; font-weight: bold } .needed { background: #fff3bf }
+"""
+
+
+def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
+  """Write `position_recall.html`, one file with everything in it, from the report and `position_recall.png`."""
+  workdir = epath.Path(workdir)
+  figure = base64.b64encode((workdir / "position_recall.png").read_bytes()).decode()
+  conditions = []
+  for name, c in report["conditions"].items():
+    shape = f"{c['u']:+.3f}", f"{c['range_upper']:.3f}"
+    conditions.append((name, c["budget"], f"{c['accuracy']:.3f}", f"{c['worst']:.3f}", *shape, c["n"]))
+  parts = [
+    f"<h1>Recall by position: {escape(report['variant'])}, seed {report['seed']}</h1>",
+    f'<img alt="Accuracy over the depth of the needed fact" src="data:image/png;base64,{figure}">',
+    "<h2>Checks</h2>",
+    _table(("", "value", "bound", ""), map(_check, report["checks"].items())),
+    "<h2>Conditions</h2>",
+    _table(("", "facts seen", "accuracy", "worst depth", "U", "range below", "questions a depth"), conditions),
+    "<h2>What was retrieved</h2>",
+    "<p>Chunks in the order of their similarity; the needed one is marked.</p>",
+    *map(_example, report["examples"]),
+  ]
+  page = f'<!doctype html><meta charset="utf-8"><title>Recall by position</title><style>{STYLE}</style>{"".join(parts)}'
+  write_bytes_atomic(workdir / "position_recall.html", page.encode())
+
+
+def _check(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
+  name, check = item
+  bound = f">= {check['at_least']:.3g}" if check["at_least"] is not None else f"<= {check['at_most']:.3g}"
+  return name, f"{check['value']:.3g}", bound, "holds" if check["holds"] else "fails"
+
+
+def _example(example: Mapping[str, Any]) -> str:
+  caption = f"<b>{escape(example['question'])} {escape(example['answer'])}</b> (right: {escape(example['right'])})"
+  rows = "".join(
+    f"<tr{' class=needed' if chunk['needed'] else ''}><td>{escape(chunk['text'])}<td>{chunk['place']}"
+    f"<td>{chunk['score']:.3f}"
+    for chunk in example["chunks"]
+  )
+  return f"<table><caption>{caption}</caption><tr><th>chunk<th>place<th>similarity{rows}</table>"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+  cell = lambda value: f"<td{f' class={value}' if value in ('holds', 'fails') else ''}>{escape(str(value))}"
+  body = "".join(f"<tr>{''.join(map(cell, row))}" for row in rows)
+  return f"<table><tr>{''.join(f'<th>{escape(title)}' for title in head)}{body}</table>"
