@@ -226,18 +226,9 @@ class MemoryStore:
     with self._lock:
       self.delete(self.ids)
 
-  def search(
-    self,
-    query: Any,
-    k: int = 5,
-    *,
-    where: Where | None = None,
-    min_score: float | None = None,
-    recency: Recency | None = None,
-  ) -> list[Chunk]:
-    """Find the k chunks most similar to one query, a text or an embedding [d_model]; see `search_batched`."""
-    queries = [query] if isinstance(query, str) else np.asarray(query)[None]
-    return self.search_batched(queries, k, where=where, min_score=min_score, recency=recency)[0]
+  def search(self, query: Any, k: int = 5, **options: Any) -> list[Chunk]:
+    """Find the k chunks most similar to one query, a text or an embedding [d_model]; `search_batched` has `options`."""
+    return self.search_batched([query] if isinstance(query, str) else np.asarray(query)[None], k, **options)[0]
 
   def search_batched(
     self,

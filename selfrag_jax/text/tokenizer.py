@@ -212,10 +212,12 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
 
 
 def fingerprint(*definition: Any) -> str:
+  """Return the sha256 of what defines a tokenizer, which must be JSON."""
   return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
 
 def checked_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
+  """Return ids as a list. Raises ValueError for one outside the vocabulary."""
   checked = [int(i) for i in ids]
   outside = [i for i in checked if not 0 <= i < vocab_size]
   if outside:
@@ -228,6 +230,7 @@ def checked_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
 def decode_runs(
   ids: Sequence[int], special: Mapping[str, int], skip_special: bool, decode_run: Callable[[list[int]], str]
 ) -> str:
+  """Decode ids: runs of ordinary ones by `decode_run`, special ones as their names or not at all."""
   names = {i: name for name, i in special.items()}
   parts = []
   for is_special, run in groupby(ids, key=names.__contains__):
