@@ -15,7 +15,7 @@ import numpy as np
 
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.rollout import Found, compact
-from selfrag_jax.generate.sampling import SamplingConfig, token_log_probs
+from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
@@ -24,7 +24,6 @@ from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
 
-GREEDY = SamplingConfig(temperature=0)
 IGNORED = -100  # a label that is not predicted
 
 Pooling = Literal["mean", "last", "cls"]
@@ -277,13 +276,14 @@ class SelfRAGModel:
     sampling: SamplingConfig = GREEDY,
     stop: Sequence[str] = ("<|end|>",),
     seed: int = 0,
+    queries: Inputs | None = None,
   ) -> list[Answer]:
     """Continue each input with what the memory has to say about it before it; greedy unless `sampling` says otherwise.
 
-    stop: names of special tokens that end an answer.
+    stop: names of special tokens that end an answer. queries: what the memory is asked, if not the inputs themselves.
     """
     rows = self._rows(inputs)
-    retrieved = self._remembered(rows, use_memory)
+    retrieved = self._remembered(rows if queries is None else self._rows(queries), use_memory)
     tokens, lengths, _ = self._augmented(rows, retrieved)
     if self._flat is None:
       self._flat = _unstack_jit(self.model, self.params)
@@ -303,20 +303,29 @@ class SelfRAGModel:
       answers.append(Answer(self.tokenizer.decode(ids, skip_special=True), ids, chunks))
     return answers
 
-  def write_to_memory(self, text: str, metadata: Mapping[str, Any] | None = None) -> list[str]:
-    """Cut a text into chunks of at most `chunk_size` tokens, embed and store them; returns their ids.
+  def write_to_memory(
+    self, text: str | Sequence[str], metadata: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+  ) -> list[str]:
+    """Cut a text, or several, into chunks of at most `chunk_size` tokens, embed and store them; returns their ids.
 
-    `metadata` is that of every chunk. Raises ValueError for a text that is empty or white space.
+    `metadata` is that of every chunk, or a list with that of each text. Raises ValueError for a text that is empty or
+    white space.
     """
-    ids, size = self.tokenizer.encode(text), self.config.chunk_size
-    pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
-    texts = [text] if len(pieces) == 1 else [self.tokenizer.decode(piece) for piece in pieces]
-    kept = [i for i, piece in enumerate(texts) if piece.strip()]
-    if not kept:
-      raise ValueError(f"{text!r} says nothing; there is nothing to remember")
-    texts, pieces = [texts[i] for i in kept], [pieces[i] for i in kept]
-    each = None if metadata is None else [metadata] * len(pieces)
-    return self.memory.add_many(texts, self.embed(pieces), token_ids=pieces, metadata=each)
+    texts = [text] if isinstance(text, str) else text
+    given = [metadata or {}] * len(texts) if metadata is None or isinstance(metadata, Mapping) else metadata
+    size, chunks = self.config.chunk_size, []
+    for whole, of_whole in zip(texts, given, strict=True):
+      ids = self.tokenizer.encode(whole)
+      pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
+      parts = [whole] if len(pieces) == 1 else [self.tokenizer.decode(piece) for piece in pieces]
+      says = [(part, piece, of_whole) for part, piece in zip(parts, pieces, strict=True) if part.strip()]
+      if not says:
+        raise ValueError(f"{whole!r} says nothing; there is nothing to remember")
+      chunks += says
+    if not chunks:
+      return []
+    parts, pieces, each = map(list, zip(*chunks, strict=True))
+    return self.memory.add_many(parts, self.embed(pieces), token_ids=pieces, metadata=each)
 
   def explain(self, inputs: Inputs) -> list[list[Chunk]]:
     """Return what would be remembered for each input: chunks with `score`, and `metadata` that says where from."""

@@ -19,7 +19,7 @@ from etils import epath
 from selfrag_jax.evals import figures
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.sampling import SamplingConfig
+from selfrag_jax.generate.sampling import GREEDY
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
 from selfrag_jax.metrics.answers import substring_match
@@ -158,7 +158,7 @@ def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]
         lengths,
         jax.random.key(0),
         max_new_tokens=section.max_new_tokens,
-        sampling=SamplingConfig(temperature=0),
+        sampling=GREEDY,
         stop_ids=(tokenizer.special["<|im_end|>"],),
       )
       for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):

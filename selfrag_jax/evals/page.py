@@ -1,4 +1,4 @@
-"""The report of the position-recall experiment as a page: the figure, the checks, and what was retrieved for whom."""
+"""Reports as pages: the position-recall experiment with its figure and checks, and answers with what was retrieved."""
 
 import base64
 from collections.abc import Iterable, Mapping
@@ -34,10 +34,19 @@ def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
     _table(("", "facts seen", "accuracy", "worst depth", "U", "range below", "questions a depth"), conditions),
     "<h2>What was retrieved</h2>",
     "<p>Chunks in the order of their similarity; the needed one is marked.</p>",
-    *map(_example, report["examples"]),
+    *map(_answer, report["examples"]),
   ]
-  page = f'<!doctype html><meta charset="utf-8"><title>Recall by position</title><style>{STYLE}</style>{"".join(parts)}'
-  write_bytes_atomic(workdir / "position_recall.html", page.encode())
+  write_bytes_atomic(workdir / "position_recall.html", _page("Recall by position", parts))
+
+
+def write_answers(path: epath.PathLike, title: str, answers: Iterable[Mapping[str, Any]]) -> None:
+  """Write answers and what was retrieved for each, in the order of its similarity, as one file."""
+  write_bytes_atomic(path, _page(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
+
+
+def _page(title: str, parts: Iterable[str]) -> bytes:
+  head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+  return (head + "".join(parts)).encode()
 
 
 def _check(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -46,12 +55,13 @@ def _check(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
   return name, f"{check['value']:.3g}", bound, "holds" if check["holds"] else "fails"
 
 
-def _example(example: Mapping[str, Any]) -> str:
-  caption = f"<b>{escape(example['question'])} {escape(example['answer'])}</b> (right: {escape(example['right'])})"
+def _answer(answer: Mapping[str, Any]) -> str:
+  right = f" (right: {escape(answer['right'])})" if "right" in answer else ""
+  caption = f"{escape(answer['question'])} <b>{escape(answer['answer'])}</b>{right}"
   rows = "".join(
-    f"<tr{' class=needed' if chunk['needed'] else ''}><td>{escape(chunk['text'])}<td>{chunk['place']}"
+    f"<tr{' class=needed' if chunk.get('needed') else ''}><td>{escape(chunk['text'])}<td>{escape(str(chunk['place']))}"
     f"<td>{chunk['score']:.3f}"
-    for chunk in example["chunks"]
+    for chunk in answer["chunks"]
   )
   return f"<table><caption>{caption}</caption><tr><th>chunk<th>place<th>similarity{rows}</table>"
 

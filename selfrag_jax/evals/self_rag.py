@@ -18,10 +18,12 @@ from selfrag_jax.evals.recall import measure, score
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
+from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import FactData
 from selfrag_jax.tasks.text import TextData
 from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.text.registry import open_tokenizer
+from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.loop import checkpoints, train
 from selfrag_jax.train.phases.memory import MemoryPhase
@@ -128,20 +130,29 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return experiment
 
 
+def make_tokenizer(section: Mapping[str, Any]) -> Tokenizer:
+  """Return the tokenizer of the section `data` of a config."""
+  return Facts(section["variant"]).tokenizer if section["name"] == "facts" else open_tokenizer(section["tokenizer"])
+
+
 def _make_data(section: Mapping[str, Any]) -> FactData | TextData:
   options = {key: value for key, value in section.items() if key != "name"}
   if section["name"] == "facts":
     return FactData(**options)
   if section["name"] == "text":
-    return TextData(**{**options, "tokenizer": open_tokenizer(options["tokenizer"])})
+    return TextData(**{**options, "tokenizer": make_tokenizer(section)})
   raise ValueError(f"config.data.name is {section['name']!r}; one of facts, text")
 
 
+def last_phase(workdir: epath.PathLike) -> str | None:
+  """Return the last of the phases that a workdir has checkpoints of; other models may lie beside them."""
+  return next((phase for phase in reversed(PHASES) if checkpoints(workdir, phase).exists()), None)
+
+
 def _load_start(workdir: str, data: FactData | TextData, model: ModelConfig, mesh: Mesh) -> LoadedModel:
-  done = [phase for phase in PHASES if checkpoints(workdir, phase).exists()]
-  if not done:
+  if not (phase := last_phase(workdir)):
     raise ValueError(f"{workdir} has no checkpoints of {', '.join(PHASES)}; set init to the workdir of such a phase")
-  loaded = load_model(workdir, done[-1], tokenizer=data.tokenizer, mesh=mesh)
+  loaded = load_model(workdir, phase, tokenizer=data.tokenizer, mesh=mesh)
   if loaded.config != model:
     raise ValueError(f"{workdir} holds the model {loaded.config}, not {model}")
   return loaded

@@ -21,6 +21,9 @@ class SamplingConfig:
       raise ValueError(f"need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
 
 
+GREEDY = SamplingConfig(temperature=0)
+
+
 def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
   """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
 

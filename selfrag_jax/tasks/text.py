@@ -12,7 +12,6 @@ from selfrag_jax.tasks.search import Indices, ShuffledEpochs
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.text.tokenizer import Tokenizer
 
-SUFFIXES = (".txt", ".jsonl", ".array_record")
 HELD_OUT = 20  # one token in so many is for validation
 
 
@@ -22,21 +21,34 @@ def read_documents(path: epath.PathLike) -> Iterator[str]:
   `.txt` is one document, `.jsonl` one a line in the field `text`, `.array_record` one a record, in UTF-8.
   Raises ValueError, naming the file, for one without text or of another kind, FileNotFoundError where there is none.
   """
-  root = epath.Path(path)
-  files = sorted(file for file in root.iterdir() if file.suffix in SUFFIXES) if root.is_dir() else [root]
-  if not files or not files[0].exists():
-    raise FileNotFoundError(f"{path} holds no text; give a file or a folder of files that end in {', '.join(SUFFIXES)}")
-  for file in files:
-    texts = _READERS[file.suffix](file) if file.suffix in _READERS else None
-    if texts is None:
-      raise ValueError(f"{file} ends in {file.suffix!r}; texts end in {', '.join(SUFFIXES)}")
+  for file in text_files(path):
     n = 0
-    for text in texts:
+    for text in _READERS[file.suffix](file):
       if text.strip():
         n += 1
         yield text
     if not n:
       raise ValueError(f"{file} holds no text")
+
+
+def text_files(path: epath.PathLike) -> list[epath.Path]:
+  """List the texts of a folder in the order of their names, or the file itself. Raises like `read_documents`."""
+  root = epath.Path(path)
+  files = sorted(file for file in root.iterdir() if file.suffix in _READERS) if root.is_dir() else [root]
+  if not files or not files[0].exists():
+    raise FileNotFoundError(f"{path} holds no text; give a file or a folder of files that end in {', '.join(_READERS)}")
+  if (suffix := files[0].suffix) not in _READERS:
+    raise ValueError(f"{path} ends in {suffix!r}; texts end in {', '.join(_READERS)}")
+  return files
+
+
+def read_passages(file: epath.Path) -> list[tuple[int, str]]:
+  """List the passages of one of the `text_files` with their numbers: lines of a `.txt` file, records of the others."""
+  texts = file.read_text(encoding="utf-8").splitlines() if file.suffix == ".txt" else _READERS[file.suffix](file)
+  found = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
+  if not found:
+    raise ValueError(f"{file} holds no text")
+  return found
 
 
 def _lines(file: epath.Path) -> Iterator[str]:

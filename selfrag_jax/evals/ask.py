@@ -1,0 +1,137 @@
+"""Ask a model with a memory, and see for each answer what it retrieved, from where, and how similar it was."""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from selfrag_jax.evals.page import write_answers
+from selfrag_jax.evals.self_rag import last_phase, make_tokenizer
+from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
+from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
+from selfrag_jax.tasks.text import read_passages, text_files
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.train.load import LoadedModel, load_model
+from selfrag_jax.train.settings import settings
+
+WRITTEN = 4096  # passages embedded and logged at once
+SAME = 0.999  # cosine of two embeddings of one chunk by one model
+
+
+def open_model(source: str, phase: str | None = None) -> tuple[LoadedModel, SelfRAGConfig]:
+  """Load a run of the Self-RAG phases with its settings, or pretrained weights with the default ones.
+
+  Raises ValueError for a run of another experiment, and FileNotFoundError where there is nothing.
+  """
+  loaded = load_model(source, phase or last_phase(source))
+  if not loaded.metadata:
+    return loaded, SelfRAGConfig()
+  config = loaded.metadata["config"]
+  if "self_rag" not in config:
+    raise ValueError(f"{source} holds a model of experiment {config['experiment']!r}, which learned no memory")
+  tokenizer = make_tokenizer(config["data"])
+  if tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
+    raise ValueError(f"{source} was trained with another tokenizer than {tokenizer.name} is now")
+  return dataclasses.replace(loaded, tokenizer=tokenizer), settings(SelfRAGConfig, config["self_rag"], "self_rag")
+
+
+def open_rag(
+  model: LoadedModel, config: SelfRAGConfig, memory: str | None = None, top_k: int | None = None
+) -> SelfRAGModel:
+  """Put a model over the memory in a folder, which is made if need be; None: over one that is forgotten in the end.
+
+  Raises ValueError for a memory that another model, or this one with other parameters, has written.
+  """
+  width = model.config.d_model
+  if memory and os.path.isdir(memory) and os.listdir(memory):
+    store = MemoryStore.load(memory)
+    sizes = {name: store.settings[name] for name in ("max_chunks", "chunk_size")}
+    config = dataclasses.replace(config, **sizes)
+  else:
+    store = MemoryStore(width, config.max_chunks, chunk_size=config.chunk_size, metric=config.metric, path=memory)
+  if top_k is not None:
+    config = dataclasses.replace(config, top_k=top_k)
+  rag = SelfRAGModel(model, store, config)
+  if store.size and len(newest := store.token_ids[-1]):
+    now, then = rag.embed([newest])[0], store.embeddings[-1]
+    if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
+      raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
+  return rag
+
+
+def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
+  """Write the passages of a file, or of all files of a folder, to the memory, in place of what it held of them.
+
+  A passage is a line of a `.txt` file, a record of the others. Returns how many chunks that made.
+  """
+  chunks = 0
+  for file in text_files(path):
+    passages = [(text, {"source": str(file), "line": n}) for n, text in read_passages(file)]
+    rag.memory.delete(where={"source": str(file)})
+    for start in range(0, len(passages), WRITTEN):
+      texts, metadata = zip(*passages[start : start + WRITTEN], strict=True)
+      chunks += len(rag.write_to_memory(texts, metadata))
+  return chunks
+
+
+def ask(
+  rag: SelfRAGModel,
+  prompts: Iterable[str],
+  max_new_tokens: int = 64,
+  sampling: SamplingConfig = GREEDY,
+  seed: int = 0,
+  batch: int = 32,
+) -> Iterator[dict[str, Any]]:
+  """Answer prompts, `batch` at once; a model that chats gets each as a user's turn. Yields records that JSON can hold.
+
+  A record has `question`, `answer` and `chunks`, best first: `text`, `place` (file and line), `score`, `metadata`.
+  """
+  chats = "<|im_end|>" in rag.tokenizer.special
+  stop = ("<|im_end|>",) if chats else ("<|end|>",)
+  turn = lambda text: {"messages": [{"role": "user", "content": text}]}
+  prompts = iter(prompts)
+  while part := list(itertools.islice(prompts, batch)):
+    inputs = [render_for_completion(rag.tokenizer, turn(text), CHATML) for text in part] if chats else part
+    answers = rag.generate(inputs, max_new_tokens, sampling=sampling, stop=stop, seed=seed, queries=part)
+    seed += 1
+    for question, answer in zip(part, answers, strict=True):
+      chunks = [
+        {"text": c.text, "place": _place(c.metadata), "score": c.score, "metadata": dict(c.metadata)}
+        for c in answer.retrieved
+      ]
+      yield {"question": question, "answer": answer.text, "chunks": chunks}
+
+
+def _place(metadata: Any) -> str:
+  source = metadata["source"] or "position"
+  return f"{source}:{metadata.get('line', metadata['position'])}"
+
+
+def explained(answer: dict[str, Any]) -> str:
+  """Format for a terminal what was retrieved for an answer."""
+  lines = [f"  {chunk['score']:+.3f}  {chunk['place']}  {chunk['text']}" for chunk in answer["chunks"]]
+  return "\n".join(lines) or "  nothing was retrieved: the memory is empty"
+
+
+def save_answers(path: epath.PathLike, answers: Sequence[dict[str, Any]]) -> None:
+  """Write answers to a `.jsonl` file, or to a page, `.html`. Raises ValueError for another name."""
+  suffix = check_output(path)
+  if suffix == ".html":
+    write_answers(path, "Answers and what was retrieved", answers)
+  else:
+    write_bytes_atomic(path, "".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers).encode())
+
+
+def check_output(path: epath.PathLike) -> str:
+  """Return the suffix of a file of answers. Raises ValueError unless it is `.jsonl` or `.html`."""
+  suffix = epath.Path(path).suffix
+  if suffix not in (".jsonl", ".html"):
+    raise ValueError(f"{path}: answers are written to a .jsonl or a .html file")
+  return suffix

@@ -1,0 +1,126 @@
+"""Asking a model with a memory: what is remembered, what is retrieved for an answer, and what is refused."""
+
+import json
+
+import flax.linen as nn
+import jax
+import pytest
+
+from selfrag_jax.evals import ask
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.self_rag import SelfRAGConfig
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.tokenizer import ByteTokenizer
+from selfrag_jax.train.load import LoadedModel
+
+TOKENIZER = ByteTokenizer()
+MODEL = ModelConfig(
+  vocab_size=TOKENIZER.vocab_size, d_model=16, n_layers=1, n_heads=2, block_pattern="T", init_scale=0.5
+)
+CONFIG = SelfRAGConfig(chunk_size=16, top_k=2, max_chunks=64)
+
+
+def tiny(seed=0, tokenizer=TOKENIZER):
+  return LoadedModel(MODEL, nn.unbox(init_params(MODEL, jax.random.key(seed))), {}, tokenizer)
+
+
+@pytest.fixture
+def notes(tmp_path):
+  file = tmp_path / "notes.txt"
+  file.write_text("zebras are striped\n\nquartz\nxylem\n")
+  return file
+
+
+def test_answers_say_what_was_retrieved_and_where_from(notes):
+  rag = ask.open_rag(tiny(), CONFIG)
+  assert ask.remember(rag, notes) == 4  # the first line takes two chunks
+  [answer] = ask.ask(rag, ["quartz"], 4)
+  best, second = answer["chunks"]
+  assert (best["text"], best["place"]) == ("quartz", f"{notes}:3")
+  assert best["score"] == pytest.approx(1)
+  assert second["score"] < 1
+  assert answer["answer"] == rag.generate(["quartz"], 4)[0].text
+  first, second = ask.explained(answer).splitlines()
+  assert first == f"  +1.000  {notes}:3  quartz"
+
+
+def test_a_file_is_remembered_in_place_of_what_it_was(notes):
+  rag = ask.open_rag(tiny(), CONFIG)
+  ask.remember(rag, notes)
+  notes.write_text("amber\n")
+  (notes.parent / "more.jsonl").write_text('{"text": "basalt"}\n')
+  assert ask.remember(rag, notes.parent) == 2
+  assert sorted(rag.memory.chunks) == ["amber", "basalt"]
+
+
+def test_a_memory_is_kept_in_its_folder_with_its_sizes(notes, tmp_path):
+  folder = str(tmp_path / "memory")
+  with ask.open_rag(tiny(), CONFIG, folder).memory as store:
+    assert store.size == 0
+  rag = ask.open_rag(tiny(), CONFIG, folder)
+  ask.remember(rag, notes)
+  rag.memory.close()
+  again = ask.open_rag(tiny(), SelfRAGConfig(), folder, top_k=1)  # pretrained weights come with other sizes
+  [answer] = ask.ask(again, ["xylem"], 2)
+  assert [chunk["text"] for chunk in answer["chunks"]] == ["xylem"]
+  again.memory.close()
+
+
+def test_a_memory_that_another_model_wrote_is_refused(notes, tmp_path):
+  folder = str(tmp_path / "memory")
+  rag = ask.open_rag(tiny(), CONFIG, folder)
+  ask.remember(rag, notes)
+  rag.memory.close()
+  with pytest.raises(ValueError, match="not written by this model"):
+    ask.open_rag(tiny(seed=1), CONFIG, folder)
+
+
+def test_batches_change_no_answer(notes):
+  rag = ask.open_rag(tiny(), CONFIG)
+  ask.remember(rag, notes)
+  prompts = ["quartz", "zebras", "who?", "xylem and", "a"]
+  assert list(ask.ask(rag, prompts, 3, batch=2)) == list(ask.ask(rag, iter(prompts), 3, batch=8))
+
+
+def test_a_model_that_chats_is_asked_as_a_user_asks(notes):
+  class ChatBytes(ByteTokenizer):
+    def __init__(self):
+      super().__init__()
+      self.special = {**self.special, "<|im_start|>": self.vocab_size, "<|im_end|>": self.vocab_size + 1}
+      self.vocab_size += 2
+
+  tokenizer = ChatBytes()
+  model = ModelConfig(**{**MODEL.to_dict(), "vocab_size": tokenizer.vocab_size})
+  loaded = LoadedModel(model, nn.unbox(init_params(model, jax.random.key(0))), {}, tokenizer)
+  rag = ask.open_rag(loaded, CONFIG)
+  ask.remember(rag, notes)
+  [answer] = ask.ask(rag, ["quartz"], 3)
+  assert answer["chunks"][0]["text"] == "quartz"  # found by the question alone, not by the turn around it
+  turn = render_for_completion(tokenizer, {"messages": [{"role": "user", "content": "quartz"}]}, CHATML)
+  assert answer["answer"] == rag.generate([turn], 3, stop=("<|im_end|>",), queries=["quartz"])[0].text
+
+
+def test_answers_are_saved_as_lines_or_as_a_page(tmp_path):
+  chunks = [{"text": "<b>", "place": "notes.txt:1", "score": 0.5, "metadata": {"source": "notes.txt"}}]
+  answers = [{"question": "a?", "answer": "ü", "chunks": chunks}, {"question": "b?", "answer": "c", "chunks": []}]
+  ask.save_answers(tmp_path / "a.jsonl", answers)
+  assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == answers
+  ask.save_answers(tmp_path / "a.html", answers)
+  page = (tmp_path / "a.html").read_text()
+  assert page.count("<caption>") == 2
+  assert "&lt;b&gt;<td>notes.txt:1<td>0.500" in page
+  with pytest.raises(ValueError, match=r"\.jsonl or a \.html"):
+    ask.save_answers(tmp_path / "a.txt", answers)
+  assert ask.explained(answers[1]) == "  nothing was retrieved: the memory is empty"
+
+
+def test_what_is_no_text_is_named(tmp_path):
+  rag = ask.open_rag(tiny(), CONFIG)
+  (tmp_path / "empty.txt").write_text(" \n")
+  for path, error, message in (
+    (tmp_path / "empty.txt", ValueError, "empty.txt holds no text"),
+    (tmp_path / "notes.pdf", FileNotFoundError, "notes.pdf holds no text"),
+  ):
+    with pytest.raises(error, match=message):
+      ask.remember(rag, path)

@@ -1,0 +1,73 @@
+"""`launch/generate.py` as a user meets it: a run remembers a text, answers and explains; mistakes are one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs import memory
+from selfrag_jax.evals import self_rag
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("run")
+  config = memory.get_config()
+  config.model.update(d_model=16, n_layers=1, n_heads=2, block_pattern="T", mlp_dim=16)
+  config.self_rag.top_k = 4
+  config.data.update(n_facts=16, n_questions=2, text=((4,),))
+  config.pretrain.update(steps=2, batch_size=8, valid_rows=8)
+  config.memory.update(steps=2, batch_size=8)
+  self_rag.run(self_rag.build(config.to_dict()), folder)
+  (folder / "checkpoints" / "full_hybrid").mkdir()  # of the experiment: not a model with memory
+  return folder
+
+
+def generate(*flags, text=""):
+  command = [sys.executable, "launch/generate.py", *map(str, flags)]
+  return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+
+
+def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
+  facts, kept, told = tmp_path / "facts.txt", tmp_path / "memory", tmp_path / "answers.jsonl"
+  facts.write_text("Ada Baker: amber\nOtto Cross: quartz\n")
+  flags = (f"--model={workdir}", f"--memory={kept}", "--max_new_tokens=1")
+  run = generate(*flags, f"--remember={facts}", "--prompt=Ada Baker:", "--explain")
+  assert run.returncode == 0, run.stderr
+  assert f"remembered {facts}: 2 chunks" in run.stderr
+  answer, *chunks = run.stdout.splitlines()
+  assert answer.startswith("Ada Baker: ")
+  assert sorted(line.split("  ")[-1] for line in chunks) == ["Ada Baker: amber", "Otto Cross: quartz"]
+  # the memory is there in the next process, prompts come from the standard input
+  run = generate(*flags, f"--output={told}", text="Ada Baker:\n\nOtto Cross:\n")
+  assert run.returncode == 0, run.stderr
+  first, second = (json.loads(line) for line in told.read_text().splitlines())
+  assert f"{first['question']} {first['answer']}" == answer == run.stdout.splitlines()[0]
+  assert {chunk["place"] for chunk in second["chunks"]} == {f"{facts}:1", f"{facts}:2"}
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ([], "error: which model? --model=WORKDIR or a name"),
+    (
+      ["--model=FOLDER", "--output=answers.txt"],
+      "error: answers.txt: answers are written to a .jsonl",
+    ),
+    (["--model=FOLDER", "--phase=rl"], "rl has no intact checkpoint; the phases of FOLDER are"),
+    (["--model=nowhere"], "error: nowhere does not exist"),
+    (["--modle=x"], "error: Unknown command line flag 'modle'. Did you mean: model ?"),
+    (["--model=FOLDER", "--remember=notes.pdf"], "error: notes.pdf holds no text"),
+  ],
+)
+def test_a_mistake_is_one_line(workdir, flags, message):
+  run = generate(*(flag.replace("FOLDER", str(workdir)) for flag in flags))
+  assert run.returncode == 1
+  assert message.replace("FOLDER", str(workdir)) in run.stderr
+  assert run.stdout == ""
+  assert len(run.stderr.splitlines()) == 1
