@@ -44,11 +44,15 @@ def of_facts(episodes: Episodes) -> Sequences:
 
 
 class ListKind(NamedTuple):
-  """Lists of `n_facts`, of which the `last` are asked for (None: all), with names that are `alike` or not."""
+  """Lists of `n_facts`, of which the `last` are asked for (None: all), with names that are `alike` or not.
+
+  `variant`: in the words of another variant of the facts.
+  """
 
   n_facts: int
   last: int | None = None
   alike: bool = False
+  variant: str | None = None
 
 
 def fact_text(
@@ -86,7 +90,7 @@ class FactText:
 
   def __init__(self, variant: str, kinds: Sequence[Sequence[Any]], seed: int):
     self._kinds = [ListKind(*kind) for kind in kinds]
-    self._tasks = [Facts(variant, kind.n_facts, seed) for kind in self._kinds]
+    self._tasks = [Facts(kind.variant or variant, kind.n_facts, seed) for kind in self._kinds]
     longest = max(kind.n_facts for kind in self._kinds)
     self._side = [longest // kind.n_facts for kind in self._kinds]  # lists of a row
     self._width = max(part["mask"].size for i in range(len(kinds)) for part in [self._part(i, "train", [0])])
@@ -104,9 +108,9 @@ class FactText:
     return {name: np.concatenate([part[name] for part in parts])[np.argsort(order)] for name in parts[0]}
 
   def _part(self, kind: int, split: str, indices: Indices) -> dict[str, np.ndarray]:
-    side, (_, last, alike) = self._side[kind], self._kinds[kind]
+    side, of = self._side[kind], self._kinds[kind]
     lists = [index * side + j for index in indices for j in range(side)]
-    return fact_text(self._tasks[kind], split, lists, last, alike)
+    return fact_text(self._tasks[kind], split, lists, of.last, of.alike)
 
   def _filled(self, rows: np.ndarray) -> np.ndarray:
     return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1])))
