@@ -12,16 +12,18 @@ from typing import Any
 import ml_collections
 
 from configs import pretrain
+from selfrag_jax.tasks.facts import ASKABLE, WORDINGS
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
   config = pretrain.get_config(variant)
   config.workdir = f"runs/memory_{variant}"
-  config.memory = phase(steps=150, batch_size=8)
+  config.memory = phase(variant, steps=150)
   return config
 
 
-def phase(**sizes: int) -> dict[str, Any]:
+def phase(variant: str, steps: int) -> dict[str, Any]:
   """Return the settings of a phase over contexts. AdamW: at Muon's rates a model that reads forgets how to."""
-  return {"temperature": 0.05, **pretrain.optimizer("adamw", 1e-3), **sizes}
+  batch_size = 32 if variant in WORDINGS and variant not in ASKABLE else 8  # contexts; some have one question only
+  return {"temperature": 0.05, "steps": steps, "batch_size": batch_size, **pretrain.optimizer("adamw", 1e-3)}

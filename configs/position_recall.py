@@ -29,7 +29,7 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   config = memory.get_config(variant)
   config.experiment = "position_recall"
   config.workdir = f"runs/position_recall_{variant}"
-  config.position_recall = memory.phase(steps=100, batch_size=8)
+  config.position_recall = memory.phase(variant, steps=100)
   config.full_context = {
     "text": ((16,), (64,), (64, 16)),  # free recall of all facts, and a running span of the last 16
     "models": pretrain.MODELS,

@@ -45,6 +45,14 @@ def test_text_says_the_facts_and_then_asks(variant):
   assert (np.diff(rows["segment_ids"], axis=1) <= 0).all()
 
 
+def test_a_list_may_be_in_the_words_of_another_variant():
+  text = FactText("conflict", ((8,), (8, None, False, "sentence")), seed=0)
+  own, other = text.rows("train", range(2))["mask"].sum(axis=1)
+  assert (own, other) == (1, 8)
+  said = Facts("conflict").tokenizer.decode(text.rows("train", [1])["tokens"][0])
+  assert said.count("The code of") == said.count("What is the code of") == 8
+
+
 @pytest.mark.parametrize("variant", ["kv", "paraphrase", "needle"])
 def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
   data = FactData(variant, 32, 1, ((4,), (8,), (16,)), seed=0)
