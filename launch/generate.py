@@ -3,7 +3,8 @@
   --remember=FILE   writes the lines of a text to the memory first; --memory=FOLDER keeps the memory
   --explain         says what was retrieved for each answer, from where, with which score; --output=FILE.html|.jsonl too
 
-Without --prompt, prompts are the lines of the standard input. A model that chats takes them as a user's turns.
+Without --prompt, prompts are the lines of the standard input. A model that chats takes them as a
+user's turns, and what it retrieved as notes in them.
 """
 
 import sys

@@ -276,14 +276,13 @@ class SelfRAGModel:
     sampling: SamplingConfig = GREEDY,
     stop: Sequence[str] = ("<|end|>",),
     seed: int = 0,
-    queries: Inputs | None = None,
   ) -> list[Answer]:
     """Continue each input with what the memory has to say about it before it; greedy unless `sampling` says otherwise.
 
-    stop: names of special tokens that end an answer. queries: what the memory is asked, if not the inputs themselves.
+    stop: names of special tokens that end an answer.
     """
     rows = self._rows(inputs)
-    retrieved = self._remembered(rows if queries is None else self._rows(queries), use_memory)
+    retrieved = self._remembered(rows, use_memory)
     tokens, lengths, _ = self._augmented(rows, retrieved)
     if self._flat is None:
       self._flat = _unstack_jit(self.model, self.params)

@@ -14,6 +14,7 @@ from selfrag_jax.evals.page import write_answers
 from selfrag_jax.evals.self_rag import last_phase, make_tokenizer
 from selfrag_jax.files import write_bytes_atomic
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
+from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
 from selfrag_jax.tasks.text import read_passages, text_files
@@ -60,7 +61,7 @@ def open_rag(
     config = dataclasses.replace(config, top_k=top_k)
   rag = SelfRAGModel(model, store, config)
   if store.size and len(newest := store.token_ids[-1]):
-    now, then = rag.embed([newest])[0], store.embeddings[-1]
+    now, then = rag.embed([newest.tolist()])[0], store.embeddings[-1]
     if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
       raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
   return rag
@@ -89,24 +90,35 @@ def ask(
   seed: int = 0,
   batch: int = 32,
 ) -> Iterator[dict[str, Any]]:
-  """Answer prompts, `batch` at once; a model that chats gets each as a user's turn. Yields records that JSON can hold.
+  """Answer prompts, `batch` at once. Yields records that JSON can hold.
 
-  A record has `question`, `answer` and `chunks`, best first: `text`, `place` (file and line), `score`, `metadata`.
+  A model that has learned to read `[MEM] chunk … [SEP] prompt` gets that. One that chats and has not gets the chunks as
+  notes in a user's turn. A record has `question`, `answer` and `chunks`, best first: `text`, `place` (file and line),
+  `score`, `metadata`.
   """
   chats = "<|im_end|>" in rag.tokenizer.special
-  stop = ("<|im_end|>",) if chats else ("<|end|>",)
-  turn = lambda text: {"messages": [{"role": "user", "content": text}]}
+  options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling}
   prompts = iter(prompts)
   while part := list(itertools.islice(prompts, batch)):
-    inputs = [render_for_completion(rag.tokenizer, turn(text), CHATML) for text in part] if chats else part
-    answers = rag.generate(inputs, max_new_tokens, sampling=sampling, stop=stop, seed=seed, queries=part)
+    if chats:
+      found = rag.explain(part)
+      inputs = [_chat(rag, question, chunks) for question, chunks in zip(part, found, strict=True)]
+      answers = rag.generate(inputs, use_memory=False, stop=("<|im_end|>",), seed=seed, **options)
+    else:
+      answers = rag.generate(part, seed=seed, **options)
+      found = [answer.retrieved for answer in answers]
     seed += 1
-    for question, answer in zip(part, answers, strict=True):
+    for question, answer, retrieved in zip(part, answers, found, strict=True):
       chunks = [
-        {"text": c.text, "place": _place(c.metadata), "score": c.score, "metadata": dict(c.metadata)}
-        for c in answer.retrieved
+        {"text": c.text, "place": _place(c.metadata), "score": c.score, "metadata": dict(c.metadata)} for c in retrieved
       ]
       yield {"question": question, "answer": answer.text, "chunks": chunks}
+
+
+def _chat(rag: SelfRAGModel, question: str, chunks: Sequence[Chunk]) -> list[int]:
+  notes = "".join(f"{chunk.text}\n" for chunk in chunks)
+  content = f"Answer from these notes.\n\n{notes}\nQuestion: {question}" if notes else question
+  return render_for_completion(rag.tokenizer, {"messages": [{"role": "user", "content": content}]}, CHATML)
 
 
 def _place(metadata: Any) -> str:

@@ -97,8 +97,14 @@ def test_a_model_that_chats_is_asked_as_a_user_asks(notes):
   ask.remember(rag, notes)
   [answer] = ask.ask(rag, ["quartz"], 3)
   assert answer["chunks"][0]["text"] == "quartz"  # found by the question alone, not by the turn around it
+  second = answer["chunks"][1]["text"]
+  content = f"Answer from these notes.\n\nquartz\n{second}\n\nQuestion: quartz"
+  turn = render_for_completion(tokenizer, {"messages": [{"role": "user", "content": content}]}, CHATML)
+  assert answer["answer"] == rag.generate([turn], 3, use_memory=False, stop=("<|im_end|>",))[0].text
+  rag.memory.clear()
+  [bare] = ask.ask(rag, ["quartz"], 3)
   turn = render_for_completion(tokenizer, {"messages": [{"role": "user", "content": "quartz"}]}, CHATML)
-  assert answer["answer"] == rag.generate([turn], 3, stop=("<|im_end|>",), queries=["quartz"])[0].text
+  assert bare["answer"] == rag.generate([turn], 3, stop=("<|im_end|>",))[0].text
 
 
 def test_answers_are_saved_as_lines_or_as_a_page(tmp_path):
