@@ -29,6 +29,7 @@ setup(
     "jax==0.10.2",
     "matplotlib>=3.9,<4",
     "ml_collections~=1.1",
+    "numba>=0.61,<1",
     "numpy>=1.26,<3",
     "optax==0.2.8",
     "orbax-checkpoint==0.12.8",
@@ -55,6 +56,7 @@ setup(
       # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
       f"jax[tpu]==0.10.2; {LINUX}",
       # oracles: the reference implementations our model is held against
+      "scikit-learn>=1.5,<2",
       "sentencepiece>=0.2,<1",
       "torch==2.13.0",
       "transformers>=5,<6",

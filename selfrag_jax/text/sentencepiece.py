@@ -7,6 +7,7 @@ from typing import Any
 from etils import epath
 
 from selfrag_jax.text.special import SPECIAL_TOKENS
+from selfrag_jax.text.tensorflow import tensorflow
 from selfrag_jax.text.tokenizer import checked_ids, decode_runs, fingerprint
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of pieces
@@ -33,7 +34,7 @@ class SentencePieceTokenizer:
     self.special: Mapping[str, int] = {**control, **{token: size + i for i, token in enumerate(appended)}}
     self.vocab_size = size + len(appended)
     self.fingerprint = fingerprint(self.name, model.hex(), self.special)
-    tf, tf_text = _tensorflow()
+    tf, tf_text = tensorflow()
     self._model = tf_text.SentencepieceTokenizer(model=model, out_type=tf.int32)
 
   @classmethod
@@ -86,12 +87,3 @@ def _message() -> Any:
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return message_factory.GetMessageClass(pool.FindMessageTypeByName("selfrag_jax.Model"))
-
-
-def _tensorflow() -> tuple[Any, Any]:
-  """Import TensorFlow, which must leave the accelerators to JAX."""
-  import tensorflow as tf
-  import tensorflow_text as tf_text
-
-  tf.config.set_visible_devices([], "GPU")
-  return tf, tf_text

@@ -1,0 +1,1 @@
+"""Retrievers over documents, and the knowledge bases that they are built from."""

@@ -1,0 +1,182 @@
+"""`BaseRetriever`: what all retrievers share, and the registry by which configs and command lines name them."""
+
+import abc
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from selfrag_jax.memory.records import Where, fits
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.folder import publish, verified
+
+DOCUMENTS, SETTINGS = "documents.jsonl", "retriever.json"
+
+_registry: dict[str, type["BaseRetriever"]] = {}
+
+
+class Hits(NamedTuple):
+  """What an index finds: for each query the ids of the best documents, best first, and their scores."""
+
+  ids: list[list[str]]
+  scores: list[list[float]]
+
+
+class BaseRetriever(abc.ABC):
+  """Documents that are found by a query; higher scores are better, among equals what was added first comes first.
+
+  A subclass keeps an index over the texts and has three methods: `_add`, `_delete` and `_search`. Decorated with
+  `register(name)` it can be named in every config and command. `settings` are the arguments of its constructor: a
+  folder keeps them, and the documents, which `load` indexes anew unless `_save` and `_load` keep the index as well.
+  """
+
+  name: ClassVar[str] = ""
+
+  def __init__(self, **settings: Any):
+    self.settings = settings
+    self._documents: dict[str, Document] = {}
+
+  @abc.abstractmethod
+  def _add(self, documents: Sequence[Document]) -> None:
+    """Index documents; their ids are new."""
+
+  @abc.abstractmethod
+  def _delete(self, ids: Sequence[str]) -> None:
+    """Take documents out of the index."""
+
+  @abc.abstractmethod
+  def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    """Find the best `top_k` of the documents that fit `where`: fewer if fewer match. There is at least one document."""
+
+  def _save(self, folder: Path) -> None:  # noqa: B027, most indexes are made anew
+    """Keep the index in a folder."""
+
+  def _load(self, folder: Path) -> None:
+    """Read what `_save` has kept; the documents are there already."""
+    self._add(self.documents)
+
+  def retrieve(self, query: str, top_k: int = 5, *, where: Where | None = None) -> list[Document]:
+    """Return the best documents for a query, best first, each with its score."""
+    return self.retrieve_batch([query], top_k, where=where)[0]
+
+  def retrieve_batch(
+    self, queries: Sequence[str], top_k: int = 5, *, where: Where | None = None
+  ) -> list[list[Document]]:
+    """Return the best documents for each query; fewer than `top_k` where fewer match.
+
+    `where` is a mapping that metadata, id, title and source must equal (a list or set of values: be one of), or a
+    function of them; it is applied inside the search. Raises ValueError for `top_k` below 1 and for a text in place of
+    a list.
+    """
+    if isinstance(queries, str):
+      raise ValueError("queries are a list of texts; retrieve() takes one")
+    if top_k < 1:
+      raise ValueError(f"top_k = {top_k} must be at least 1")
+    if not self._documents or not queries:
+      return [[] for _ in queries]
+    found = self._search(queries, top_k, where)
+    return [
+      [dataclasses.replace(self._documents[id], score=float(score)) for id, score in zip(*row, strict=True)]
+      for row in zip(*found, strict=True)
+    ]
+
+  def add_documents(self, documents: Iterable[Document]) -> int:
+    """Add documents and return how many. Raises ValueError for an id that is taken; nothing is added then."""
+    new: dict[str, Document] = {}
+    for document in documents:
+      if document.id in self._documents or document.id in new:
+        raise ValueError(f"the id {document.id!r} is taken; delete that document first, or give this one another id")
+      new[document.id] = dataclasses.replace(document, score=None)
+    if new:
+      self._add(list(new.values()))
+      self._documents.update(new)
+    return len(new)
+
+  def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
+    """Delete documents by id, or those that fit `where`, and return how many.
+
+    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given.
+    """
+    if (ids is None) == (where is None):
+      raise ValueError("delete takes ids or where, one of the two")
+    if where is not None:
+      chosen = [document.id for document in self.documents if fits(document.fields, where)]
+    else:
+      chosen = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids or ()))
+      if missing := [id for id in chosen if id not in self._documents]:
+        raise KeyError(f"no document has the id {missing[0]!r}")
+    if chosen:
+      self._delete(chosen)
+      for id in chosen:
+        del self._documents[id]
+    return len(chosen)
+
+  def get(self, id: str) -> Document:
+    """Return a document by its id. Raises KeyError."""
+    if id not in self._documents:
+      raise KeyError(f"no document has the id {id!r}")
+    return self._documents[id]
+
+  @property
+  def documents(self) -> list[Document]:
+    """The documents in the order in which they were added."""
+    return list(self._documents.values())
+
+  def __len__(self) -> int:
+    return len(self._documents)
+
+  def __contains__(self, id: str) -> bool:
+    return id in self._documents
+
+  def _allowed(self, ids: Sequence[str | None], where: Where | None) -> np.ndarray | None:
+    """Return which of the documents (None: deleted) fit, bool [N]; None: all of them."""
+    if where is None:
+      return None
+    return np.array([id is not None and fits(self._documents[id].fields, where) for id in ids], bool)
+
+  def save(self, folder: str | os.PathLike) -> None:
+    """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new."""
+    if type(self).name not in _registry:
+      raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
+    lines = (json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in self.documents)
+    with publish(folder) as files:
+      (files / DOCUMENTS).write_text("".join(lines), encoding="utf-8")
+      (files / SETTINGS).write_text(json.dumps({"type": type(self).name, "settings": self.settings}), encoding="utf-8")
+      self._save(files)
+
+
+def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
+  """Open what `save` has written; `settings` replace those that it keeps, such as a callable that no file can hold.
+
+  Raises FileNotFoundError for a folder without a retriever, ValueError for one of an unknown type, FolderError for one
+  that is damaged or newer than this version.
+  """
+  files = verified(folder)
+  kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
+  retriever = create(kept["type"], **{**kept["settings"], **settings})
+  records = map(json.loads, (files / DOCUMENTS).read_text(encoding="utf-8").splitlines())
+  retriever._documents = {record["id"]: Document.from_dict(record) for record in records}
+  retriever._load(files)
+  return retriever
+
+
+def register(name: str) -> Callable[[type["BaseRetriever"]], type["BaseRetriever"]]:
+  """Name a retriever, for configs, command lines and the folders that it is kept in."""
+
+  def named(cls: type["BaseRetriever"]) -> type["BaseRetriever"]:
+    cls.name = name
+    _registry[name] = cls
+    return cls
+
+  return named
+
+
+def create(name: str, **settings: Any) -> BaseRetriever:
+  """Make the retriever of a name. Raises ValueError, with the list, for one that is not registered."""
+  if name not in _registry:
+    raise ValueError(f"no retriever is called {name!r}; one of {', '.join(sorted(_registry))}, or register() your own")
+  return _registry[name](**settings)

@@ -1,0 +1,186 @@
+"""`BM25Retriever`: BM25 by bm25s with its numba backend, and numpy for what was added since its index was built."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.memory.records import Where
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.postings import Postings, best, build_postings, words
+
+MERGED = 0.1  # of the documents, how many may be outside of the index
+COMPILED = 20_000  # documents from which numba, which compiles for seconds in every process, is worth it
+
+
+@register("bm25")
+class BM25Retriever(BaseRetriever):
+  """BM25 as Lucene has it (Kamphuis et al. 2020), over the stems of English words that are no stop words.
+
+  Documents that share no word with the query are not found. What is added later is scored beside the index with the
+  frequencies of all documents; when more than a tenth was added or deleted the index is built anew, as `merge` does.
+  Until then it scores with the frequencies of when it was built.
+  """
+
+  def __init__(self, k1: float = 1.5, b: float = 0.75):
+    """Raises ValueError for k1 below 0 and b outside [0, 1]."""
+    if k1 < 0 or not 0 <= b <= 1:
+      raise ValueError(f"k1 = {k1} must be at least 0, b = {b} in [0, 1]")
+    super().__init__(k1=k1, b=b)
+    self._k1, self._b = k1, b
+    self._stems: dict[str, int] = {}  # stem -> term
+    self._words: dict[str, int] = {}  # word -> term, -1 for stop words
+    self._terms: dict[str, list[int]] = {}  # id -> the terms of the document
+    self._rows: list[str | None] = []  # of the index: the id of each row, None if it was deleted
+    self._row_of: dict[str, int] = {}
+    self._index: Any = None
+    self._later: dict[str, None] = {}  # ids of what is not in the index
+    self._delta: tuple[Postings, np.ndarray, np.ndarray] | None = None
+
+  def _add(self, documents: Sequence[Document]) -> None:
+    tokens = [words(document.text) for document in documents]
+    self._learn(word for row in tokens for word in row)
+    for document, row in zip(documents, tokens, strict=True):
+      self._terms[document.id] = [term for word in row if (term := self._words[word]) >= 0]
+      self._later[document.id] = None
+    self._delta = None
+
+  def _delete(self, ids: Sequence[str]) -> None:
+    for id in ids:
+      del self._terms[id]
+      if id in self._later:
+        del self._later[id]
+      else:
+        self._rows[self._row_of.pop(id)] = None
+    self._delta = None
+
+  def merge(self) -> None:
+    """Build the index anew over all documents."""
+    self._rows = list(self._terms)
+    self._row_of = {id: row for row, id in enumerate(self._terms)}
+    self._later.clear()
+    self._index = self._empty_index()
+    if any(self._terms.values()):
+      self._index.index((list(self._terms.values()), dict(self._stems)), show_progress=False)
+    self._delta = None
+
+  def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    outside = len(self._later) + len(self._rows) - len(self._row_of)
+    if self._index is None or outside > MERGED * len(self._terms):
+      self.merge()
+    asked = [self._known(query) for query in queries]
+    found = self._search_index(asked, top_k, where)
+    if not self._later:
+      return found
+    later, added = list(self._later), self._search_later(asked, top_k, where)
+    for ids, scores, (rows, values) in zip(*found, added, strict=True):
+      ids += [later[row] for row in rows]
+      scores += values.tolist()
+      order = np.argsort(-np.array(scores), kind="stable")[:top_k]
+      ids[:], scores[:] = [ids[i] for i in order], [scores[i] for i in order]
+    return found
+
+  def _search_index(self, asked: list[list[int]], top_k: int, where: Where | None) -> Hits:
+    found = Hits([[] for _ in asked], [[] for _ in asked])
+    known = {i: inside for i, terms in enumerate(asked) if (inside := [t for t in terms if t < self._index_size])}
+    if not known or not self._row_of:
+      return found
+    allowed = self._allowed(self._rows, where)
+    if allowed is None and len(self._row_of) < len(self._rows):
+      allowed = np.array([id is not None for id in self._rows])
+    rows, scores = self._index.retrieve(
+      list(known.values()),
+      k=min(top_k, len(self._rows)),
+      show_progress=False,
+      backend_selection=self._index.backend,  # not JAX, which bm25s prefers for numpy's top-k
+      weight_mask=None if allowed is None else allowed.astype(np.float32),
+    )
+    for i, row, values in zip(known, rows, scores, strict=True):
+      order = np.lexsort((row, -values))[: np.count_nonzero(values > 0)]
+      found.ids[i] = [id for at in row[order].tolist() if (id := self._rows[at]) is not None]
+      found.scores[i] = values[order].tolist()
+    return found
+
+  def _search_later(
+    self, asked: list[list[int]], top_k: int, where: Where | None
+  ) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return rows of what is not in the index, and their scores, for each query."""
+    if self._delta is None:
+      rows = [self._terms[id] for id in self._later]
+      everything = build_postings(list(self._terms.values()), len(self._stems)).document_frequency
+      lengths = np.array([len(row) for row in rows])
+      mean = np.mean([len(terms) for terms in self._terms.values()])
+      idf = np.log1p((len(self._terms) - everything + 0.5) / (everything + 0.5))
+      self._delta = build_postings(rows, len(self._stems)), idf, self._k1 * (1 - self._b + self._b * lengths / mean)
+    postings, idf, discount = self._delta
+    allowed, found = self._allowed(list(self._later), where), []
+    for terms in asked:
+      scores = np.zeros(len(self._later))
+      for term in terms:
+        part = postings.of(term)
+        counts, rows = postings.counts[part], postings.rows[part]
+        scores[rows] += idf[term] * counts / (counts + discount[rows])
+      rows = best(scores, top_k, allowed)
+      found.append((rows, scores[rows]))
+    return found
+
+  def _empty_index(self) -> Any:
+    import bm25s  # it runs a JAX operation when it is imported, which must not come before jax.distributed starts
+
+    backend = "numba" if len(self._rows) >= COMPILED else "numpy"
+    return bm25s.BM25(k1=self._k1, b=self._b, method="lucene", backend=backend)
+
+  @property
+  def _index_size(self) -> int:
+    """How many terms the index knows."""
+    return len(self._index.scores["indptr"]) - 1 if hasattr(self._index, "scores") else 0
+
+  def _learn(self, tokens: Iterable[str]) -> None:
+    """Give words that are new their terms."""
+    from bm25s.stopwords import STOPWORDS_EN
+    from Stemmer import Stemmer
+
+    new = [word for word in dict.fromkeys(tokens) if word not in self._words]
+    for word, stem in zip(new, Stemmer("english").stemWords(new), strict=True):
+      stops = word in STOPWORDS_EN
+      self._words[word] = -1 if stops else self._stems.setdefault(stem, len(self._stems))
+
+  def _known(self, query: str) -> list[int]:
+    """Return the terms of a query that a document has."""
+    from Stemmer import Stemmer
+
+    terms = []
+    for word in words(query):
+      if (term := self._words.get(word)) is None:
+        term = self._stems.get(Stemmer("english").stemWord(word), -1)
+      if term >= 0:
+        terms.append(term)
+    return terms
+
+  def _save(self, folder: Path) -> None:
+    self.merge()
+    lengths = [len(terms) for terms in self._terms.values()]
+    flat = np.fromiter((term for terms in self._terms.values() for term in terms), np.int32, sum(lengths))
+    scores = {name: self._index.scores[name] for name in ("data", "indices", "indptr")} if self._index_size else {}
+    np.savez(folder / "bm25.npz", terms=flat, lengths=np.array(lengths, np.int32), **scores)
+    (folder / "words.json").write_text(json.dumps({"stems": self._stems, "words": self._words}), encoding="utf-8")
+
+  def _load(self, folder: Path) -> None:
+    known = json.loads((folder / "words.json").read_text(encoding="utf-8"))
+    self._stems, self._words = known["stems"], known["words"]
+    with np.load(folder / "bm25.npz", allow_pickle=False) as arrays:
+      terms, ends = arrays["terms"].tolist(), np.cumsum(arrays["lengths"]).tolist()
+      scores = {name: arrays[name] for name in ("data", "indices", "indptr") if name in arrays}
+    starts = [0, *ends][: len(ends)]
+    self._rows = list(self._documents)
+    self._row_of = {id: row for row, id in enumerate(self._documents)}
+    self._terms = {id: terms[a:b] for id, a, b in zip(self._documents, starts, ends, strict=True)}
+    self._index = self._empty_index()
+    if scores:
+      self._index.scores = {**scores, "num_docs": len(self._rows)}
+      self._index.vocab_dict = {**self._stems, "": len(scores["indptr"]) - 1}
+      self._index.unique_token_ids_set = set(self._index.vocab_dict.values())
+      self._index.nonoccurrence_array = None

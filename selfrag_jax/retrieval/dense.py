@@ -1,0 +1,162 @@
+"""`DenseRetriever`: documents and queries as vectors, searched by the memory's exact or approximate top-k."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.memory.backends import make_backend
+from selfrag_jax.memory.records import Where, check_rows
+from selfrag_jax.memory.table import Change, Table
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.postings import words
+
+Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
+TOKEN_BAG = "token-bag"
+SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs are compiled
+
+
+@dataclasses.dataclass
+class TokenBagEncoder:
+  """Texts as bags of hashed words, with IDF weights and a random projection: no weights to load, nothing to train.
+
+  `fit` counts in how many texts a word is. Without it all words weigh the same.
+  """
+
+  width: int = 256
+  buckets: int = 1 << 16
+  frequency: np.ndarray | None = None  # int64 [buckets], over `n_texts`
+  n_texts: int = 0
+  _bag: Any = None
+
+  def fit(self, texts: Sequence[str]) -> None:
+    """Count the words of texts."""
+    from selfrag_jax.memory.token_bag import document_frequency
+
+    self.frequency, self.n_texts = document_frequency(map(self._ids, texts), self.buckets), len(texts)
+    self._bag = None
+
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    """Embed texts as unit vectors f32 [N, width]; a text without a word is 0."""
+    import jax
+
+    from selfrag_jax.memory import token_bag
+
+    if self._bag is None:
+      counts = {} if self.frequency is None else {"document_frequency": self.frequency, "n_documents": self.n_texts}
+      self._bag = token_bag.init_token_bag(self.buckets, self.width, **counts), jax.jit(token_bag.embed)
+    bag, embed = self._bag
+    ids = [self._ids(text) for text in texts]
+    out = np.zeros((len(ids), self.width), np.float32)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    start = 0
+    while start < len(order):
+      width = 1 << (len(ids[order[min(start + 255, len(order) - 1)]]) or 1).bit_length()
+      part = order[start : start + 256]
+      tokens, real = np.zeros((256, width), np.int32), np.zeros((256, width), bool)
+      for row, i in enumerate(part):
+        tokens[row, : len(ids[i])], real[row, : len(ids[i])] = ids[i], True
+      out[part] = np.asarray(embed(bag, tokens, real))[: len(part)]
+      start += len(part)
+    return out
+
+  def _ids(self, text: str) -> list[int]:
+    return [zlib.crc32(word.encode()) % self.buckets for word in words(text)]
+
+
+def make_encoder(model_name: str) -> Encoder:
+  """Return the encoder of a name: `token-bag`, or whatever `load_encoder` takes."""
+  if model_name == TOKEN_BAG:
+    return TokenBagEncoder()
+  from selfrag_jax.retrieval.encoder import load_encoder  # TensorFlow takes seconds to import
+
+  return load_encoder(model_name)
+
+
+@register("dense")
+class DenseRetriever(BaseRetriever):
+  """The cosine similarity of embeddings, searched exactly or approximately.
+
+  A token-bag encoder counts the words of the documents that are added first; its weights stay as they are then.
+  """
+
+  def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, encoder: Encoder | None = None, backend: str = "exact"):
+    """Make a retriever without documents.
+
+    Args:
+      model_name: `token-bag`, `all-MiniLM-L6-v2`, or a folder or name that `load_encoder` takes.
+      encoder: any function of texts to [N, D], in its place; `load` must be given it again.
+      backend: `exact` or `approx` on the devices, `scann` or `numpy` on the host.
+    """
+    super().__init__(model_name=model_name, backend=backend)
+    make_backend(backend)  # refuse an unknown one now
+    self._given, self._table = encoder, None
+
+  @property
+  def encoder(self) -> Encoder:
+    """The function of texts to vectors; a named one is loaded when it is needed first."""
+    if self._given is None:
+      self._given = make_encoder(self.settings["model_name"])
+    return self._given
+
+  def _add(self, documents: Sequence[Document]) -> None:
+    texts = [document.text for document in documents]
+    if self._table is None and isinstance(self.encoder, TokenBagEncoder):
+      self.encoder.fit(texts)
+    self._add_embedded([document.id for document in documents], self._embed(texts))
+
+  def _add_embedded(self, ids: Sequence[str], vectors: np.ndarray) -> None:
+    held = 0 if self._table is None else len(self._table.slots)
+    if self._table is None or held + len(ids) > len(self._table.valid):
+      old, size = self._table, max(SMALLEST, 1 << (held + len(ids) - 1).bit_length())
+      self._table, self._backend = Table(size, vectors.shape[1], 0), make_backend(self.settings["backend"])
+      if old is not None:
+        self._table.restore(*old.contents(), added=held)
+    n = len(ids)
+    arrays = {"embeddings": vectors, "tokens": np.zeros((n, 0), np.int32), "lengths": np.zeros(n, np.int32)}
+    records = [{"id": id, "key": None} for id in ids]
+    self._table.apply(Change({"remove": [], "add": records, "count": {}, "added": held + n}, arrays))
+
+  def _delete(self, ids: Sequence[str]) -> None:
+    assert self._table is not None  # there are documents
+    self._table.apply(Change({"remove": list(ids), "add": [], "count": {}, "added": self._table.added}, {}))
+
+  def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    table = self._table
+    assert table is not None
+    allowed = None
+    if where is not None:
+      allowed = self._allowed([table.ids.get(slot) for slot in range(len(table.valid))], where)
+    found = self._backend.search(table, self._embed(queries), top_k, allowed=allowed, bias=None, metric="cosine")
+    slots, scores = np.asarray(found.slots), np.asarray(found.scores)
+    return Hits(
+      [[table.ids[slot] for slot in row if slot >= 0] for row in slots.tolist()],
+      [values[row >= 0].tolist() for row, values in zip(slots, scores, strict=True)],
+    )
+
+  def _embed(self, texts: Sequence[str]) -> np.ndarray:
+    vectors = np.asarray(self.encoder(texts), np.float32)
+    width = vectors.shape[-1] if self._table is None else self._table.embeddings.shape[1]
+    return check_rows(vectors, len(texts), width)
+
+  def _save(self, folder: Path) -> None:
+    if self._table is None:
+      return
+    rows = self._table.embeddings[[self._table.slots[id] for id in self._documents]]
+    encoder = self.encoder
+    extra: dict[str, Any] = {}
+    if isinstance(encoder, TokenBagEncoder) and encoder.frequency is not None:
+      extra = {"frequency": encoder.frequency, "n_texts": np.array(encoder.n_texts)}
+    np.savez(folder / "dense.npz", embeddings=rows, **extra)
+
+  def _load(self, folder: Path) -> None:
+    if not self._documents:
+      return
+    with np.load(folder / "dense.npz", allow_pickle=False) as arrays:
+      if isinstance(self.encoder, TokenBagEncoder) and "frequency" in arrays:
+        self.encoder.frequency, self.encoder.n_texts = arrays["frequency"], int(arrays["n_texts"])
+      self._add_embedded(list(self._documents), arrays["embeddings"])

@@ -1,0 +1,52 @@
+"""Texts as words, and words as postings: which documents have a word, and how often."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WORDS = re.compile(r"(?u)\b\w\w+\b")
+
+
+def words(text: str) -> list[str]:
+  """Split a text into its words of two letters or more, in lower case."""
+  return WORDS.findall(text.lower())
+
+
+class Postings(NamedTuple):
+  """The occurrences of each term: those of term t are `rows` and `counts` from starts[t] to starts[t + 1]."""
+
+  starts: np.ndarray  # int64 [V + 1]
+  rows: np.ndarray  # int64 [P], rising within a term
+  counts: np.ndarray  # int64 [P]
+
+  @property
+  def document_frequency(self) -> np.ndarray:
+    """In how many documents each term is, int64 [V]."""
+    return np.diff(self.starts)
+
+  def of(self, term: int) -> slice:
+    """Return where the postings of a term are."""
+    return slice(self.starts[term], self.starts[term + 1])
+
+
+def build_postings(documents: Sequence[Sequence[int]], vocabulary_size: int) -> Postings:
+  """Count the term ids of documents."""
+  counted = [Counter(document) for document in documents]
+  rows = np.repeat(np.arange(len(counted)), [len(counter) for counter in counted])
+  terms = np.fromiter((term for counter in counted for term in counter), np.int64, len(rows))
+  counts = np.fromiter((count for counter in counted for count in counter.values()), np.int64, len(rows))
+  order = np.argsort(terms, kind="stable")
+  starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=vocabulary_size))])
+  return Postings(starts, rows[order], counts[order])
+
+
+def best(scores: np.ndarray, top_k: int, allowed: np.ndarray | None = None) -> np.ndarray:
+  """Return the rows of the best positive scores [N] that are `allowed`: best first, of equals the lowest row first."""
+  rows = np.flatnonzero(scores > 0 if allowed is None else (scores > 0) & allowed)
+  if len(rows) > top_k:
+    least = np.partition(scores[rows], len(rows) - top_k)[len(rows) - top_k]
+    rows = rows[scores[rows] >= least]
+  return rows[np.argsort(-scores[rows], kind="stable")][:top_k]

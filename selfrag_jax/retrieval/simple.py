@@ -1,0 +1,63 @@
+"""`SimpleRetriever`: TF-IDF with cosine similarity, in numpy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.memory.records import Where
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.postings import best, build_postings, words
+
+
+@register("simple")
+class SimpleRetriever(BaseRetriever):
+  """TF-IDF: count x (ln((1 + N) / (1 + df)) + 1), rows of norm 1, as scikit-learn's `TfidfVectorizer` has it.
+
+  Documents that share no word with the query are not found.
+  """
+
+  def __init__(self) -> None:
+    super().__init__()
+    self._vocabulary: dict[str, int] = {}
+    self._terms: dict[str, list[int]] = {}  # id -> the terms of the document
+    self._index: Any = None  # of all documents, made when it is needed
+
+  def _add(self, documents: Sequence[Document]) -> None:
+    for document in documents:
+      terms = (self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words(document.text))
+      self._terms[document.id] = list(terms)
+    self._index = None
+
+  def _delete(self, ids: Sequence[str]) -> None:
+    for id in ids:
+      del self._terms[id]
+    self._index = None
+
+  def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    if self._index is None:
+      self._index = self._build()
+    ids, postings, idf, weights = self._index
+    allowed, found = self._allowed(ids, where), Hits([], [])
+    for query in queries:
+      known = [term for word in words(query) if (term := self._vocabulary.get(word)) is not None]
+      terms, counts = np.unique(np.array(known, np.int64), return_counts=True)
+      asked = counts * idf[terms]
+      scores = np.zeros(len(ids))
+      for term, weight in zip(terms, asked / max(np.linalg.norm(asked), 1e-300), strict=True):
+        part = postings.of(term)
+        scores[postings.rows[part]] += weight * weights[part]
+      rows = best(scores, top_k, allowed)
+      found.ids.append([ids[row] for row in rows])
+      found.scores.append(scores[rows].tolist())
+    return found
+
+  def _build(self) -> Any:
+    """Return the ids by row, the postings, and the weights: of each term, and of each posting."""
+    n, postings = len(self._terms), build_postings(list(self._terms.values()), len(self._vocabulary))
+    df = postings.document_frequency
+    idf = np.log((1 + n) / (1 + df)) + 1
+    weights = postings.counts * np.repeat(idf, df)
+    norms = np.sqrt(np.bincount(postings.rows, weights**2, minlength=n))
+    return list(self._terms), postings, idf, weights / norms[postings.rows]

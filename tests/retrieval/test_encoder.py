@@ -1,0 +1,124 @@
+"""The sentence encoder gives the vectors of the reference implementation, whatever else is in a batch."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from selfrag_jax.retrieval.encoder import EncoderConfig, embed, load_encoder
+from selfrag_jax.text.wordpiece import SPECIAL
+
+WORDS = [
+  "zebra",
+  "otter",
+  "heron",
+  "badger",
+  "lynx",
+  "river",
+  "forest",
+  "marsh",
+  "desert",
+  "harbor",
+  "the",
+  "a",
+  "in",
+  "of",
+  "lives",
+]
+VOCABULARY = [*SPECIAL, *WORDS]
+TEXTS = ["the zebra lives in the forest", "", "otter", "a lynx of the marsh " * 30, "unheard heron"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp("bert")
+  torch.manual_seed(0)
+  config = transformers.BertConfig(
+    vocab_size=len(VOCABULARY), hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
+    max_position_embeddings=64, layer_norm_eps=1e-12, initializer_range=0.3,
+  )  # fmt: skip
+  transformers.BertModel(config, add_pooling_layer=False).save_pretrained(path)
+  (path / "vocab.txt").write_text("\n".join(VOCABULARY))
+  (path / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')
+  return path
+
+
+def reference(folder, ids):
+  model = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+  with torch.inference_mode():
+    mean = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+  return torch.nn.functional.normalize(mean, dim=0).numpy()
+
+
+def test_vectors_are_those_of_transformers(folder):
+  encoder = load_encoder(folder)
+  found = encoder(TEXTS)
+  assert found.shape == (5, 24)
+  assert found.dtype == np.float32
+  for ids, vector in zip(encoder.tokens(TEXTS), found, strict=True):
+    np.testing.assert_allclose(vector, reference(folder, ids), atol=2e-6)
+
+
+def test_batches_and_order_change_nothing(folder):
+  encoder = load_encoder(folder)
+  many = [" ".join(WORDS[i % 15] for i in range(n, 2 * n)) for n in (1, 30, 2, 9, 17, 4, 12)] + TEXTS
+  whole = encoder(many)
+  for text, vector in zip(many, whole, strict=True):
+    np.testing.assert_allclose(encoder([text])[0], vector, atol=1e-6)
+  np.testing.assert_allclose(encoder(many[::-1])[::-1], whole, atol=1e-6)
+  assert encoder([]).shape == (0, 24)
+
+
+def test_long_texts_are_cut(folder):
+  encoder = load_encoder(folder)
+  [ids] = encoder.tokens(["zebra " * 100])
+  assert len(ids) == 32
+  assert ids[-1] == encoder.tokenizer.special["[SEP]"]
+
+
+def test_rows_that_fill_the_batch_are_zero(folder):
+  encoder = load_encoder(folder)
+  rows = embed(encoder.config, encoder.params, np.zeros((2, 8), np.int32), np.array([3, 0]))
+  assert np.isfinite(rows).all()
+  assert not np.any(rows[1])
+
+
+def test_half_precision_is_close(folder):
+  ours, half = (load_encoder(folder, dtype)(TEXTS) for dtype in ("float32", "bfloat16"))
+  assert half.dtype == np.float32
+  cosine = np.sum(ours * half, axis=1) / np.linalg.norm(half, axis=1)
+  assert cosine.min() > 0.99
+  assert not np.array_equal(ours, half)
+
+
+def test_what_does_not_fit_is_named(folder, tmp_path):
+  with pytest.raises(FileNotFoundError, match="nowhere does not exist; give a folder, all-MiniLM-L6-v2 or"):
+    load_encoder("nowhere")
+  for file in ("config.json", "model.safetensors", "vocab.txt"):
+    (tmp_path / file).write_bytes((folder / file).read_bytes())
+  fields = json.loads((tmp_path / "config.json").read_text())
+  for changes, message in (
+    ({"model_type": "llama"}, "a BERT with gelu"),
+    ({"num_hidden_layers": 4}, "has no tensor encoder.layer.3"),
+    ({"intermediate_size": 48}, r"'down_0'.*has shape \(40, 24\), the config makes it \(48, 24\)"),
+  ):
+    (tmp_path / "config.json").write_text(json.dumps(fields | changes))
+    with pytest.raises(ValueError, match=message):
+      load_encoder(tmp_path)
+  (tmp_path / "vocab.txt").unlink()
+  with pytest.raises(FileNotFoundError, match=r"no vocab\.txt"):
+    load_encoder(tmp_path)
+
+
+def test_the_defaults_are_those_of_minilm():
+  shapes = jax.eval_shape(lambda: embed_params(EncoderConfig()))
+  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == 22_565_376
+
+
+def embed_params(config):
+  from selfrag_jax.retrieval.encoder import Encoder
+
+  return Encoder(config).init(jax.random.key(0), np.zeros((1, 8), np.int32), np.ones((1, 8), bool))
