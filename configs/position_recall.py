@@ -73,7 +73,7 @@ def documents() -> ml_collections.ConfigDict:
         "positions": 5,  # of the document that answers, evenly from the first place to the last
         "questions": 100,  # of each file
         "top_k": 2,  # documents that the memory shows
-        "max_new_tokens": 48,
+        "max_new_tokens": 100,  # a key and its value take 90
         "batch_size": 2,
       },
     }

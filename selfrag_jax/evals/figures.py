@@ -155,16 +155,16 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
 
   files = report["files"]
   figure, panels = plt.subplots(
-    1, len(files), figsize=(6.4 * len(files), 4.8), sharey=True, squeeze=False, layout="constrained"
+    1, len(files), figsize=(6.4 * len(files), 5.6), sharey=True, squeeze=False, layout="constrained"
   )
   for panel, (name, curves) in zip(panels[0], files.items(), strict=True):
     for i, (published, curve) in enumerate(PUBLISHED.items()):
       if ("keys" in published) == ("kv" in name):
         style = {"color": "#b0b0b0", "linewidth": 0.9, "linestyle": ("-", "--", ":", "-.")[i]}
         panel.plot([0, 0.25, 0.5, 0.75, 1], [x / 100 for x in curve], label=f"{published} (published)", **style)
-    full = [key for key in curves if key.startswith("full_")]
-    for i, key in enumerate(full):
-      n, color = int(key.removeprefix("full_")), ("#6baed6", "#2171b5", "#08306b")[i % 3]
+    numbers = sorted(int(key.removeprefix("full_")) for key in curves if key.startswith("full_"))
+    for i, n in enumerate(numbers):
+      key, color = f"full_{n}", ("#6baed6", "#2171b5", "#08306b")[i % 3]
       depth = [place / max(n - 1, 1) for place in curves[key]["positions"]]
       low, high = zip(*curves[key]["interval_by_depth"], strict=True)
       panel.fill_between(depth, low, high, color=color, alpha=0.12, linewidth=0)
@@ -174,10 +174,10 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
     for key, color, label in (("gold", "#2a9d3a", "that document alone"), ("closed_book", "black", "no document")):
       if key in curves:
         panel.axhline(curves[key]["accuracy_by_depth"][0], color=color, linestyle=":", label=label)
-    panel.set(title=f"{name}, n = {curves[full[0]]['n']}", ylim=(-0.02, 1.02), xlim=(0, 1))
+    panel.set(title=f"{name}, n = {curves[f'full_{numbers[0]}']['n']}", ylim=(-0.02, 1.02), xlim=(0, 1))
     panel.set_xlabel("relative place of the document that answers")
     panel.grid(alpha=0.25)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
   panels[0][0].set_ylabel("accuracy")
   figure.suptitle(f"Recall by position on real documents: {report['config']['model']}")
   _publish(figure, epath.Path(workdir) / "documents.png")
