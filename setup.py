@@ -56,6 +56,7 @@ setup(
       # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
       f"jax[tpu]==0.10.2; {LINUX}",
       # oracles: the reference implementations our model is held against
+      "pytrec-eval-terrier>=0.5,<1",
       "scikit-learn>=1.5,<2",
       "sentencepiece>=0.2,<1",
       "torch==2.13.0",
