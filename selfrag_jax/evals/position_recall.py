@@ -188,10 +188,10 @@ def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Map
 
 
 def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
-  """Compare the loss of answers with the needed chunk, with another one, and with none before the question."""
+  """Compare the loss of answers with the needed chunks, with as many others, and with none before the question."""
   base = experiment.base
-  reader = base.reader._replace(config=dataclasses.replace(base.reader.config, top_k=1))
   batch = of_facts(experiment.task(experiment.evaluation.n_facts[0]).lists("test", range(HELD_OUT)))
+  reader = base.reader._replace(config=dataclasses.replace(base.reader.config, top_k=batch.gold.shape[2]))
   sights: Any = {"gold": "oracle", "random": "random", "none": "none"}
   losses = {name: score(reader, params, batch, sight).loss for name, sight in sights.items()}
   return {

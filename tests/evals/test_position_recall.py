@@ -3,12 +3,16 @@
 import csv
 import json
 
+import flax.linen as nn
+import jax
 import pytest
 
 from configs import memory, position_recall, pretrain
+from selfrag_jax.evals import position_recall as recall_experiment
 from selfrag_jax.evals import self_rag
 from selfrag_jax.evals.page import write_page
 from selfrag_jax.evals.position_recall import CONDITIONS, build, checks, run, table
+from selfrag_jax.model.lm import init_params
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
@@ -78,6 +82,16 @@ def test_the_page_shows_what_was_retrieved(report):
       assert chunk["needed"] == (chunk["text"] == f"{name}: {example['right']}")
   write_page(workdir, {**said, "variant": "<kv>"})
   assert "&lt;kv&gt;" in (workdir / "position_recall.html").read_text()
+
+
+@pytest.mark.parametrize("variant", ["two_fact", "conflict"])
+def test_losses_are_compared_with_all_needed_chunks(variant, monkeypatch):
+  monkeypatch.setattr(recall_experiment, "HELD_OUT", 16)
+  experiment = build(tiny(position_recall.get_config, variant))
+  params = nn.unbox(init_params(experiment.base.model, jax.random.key(0)))
+  found = recall_experiment.chunk_losses(experiment, params)
+  assert found["n"] == 16
+  assert found["gold"] != found["random"] != found["none"]
 
 
 def test_checks_follow_the_report(report):
