@@ -43,6 +43,8 @@ def main(argv: list[str]) -> None:
   rag = ask.open_rag(*ask.open_model(MODEL.value, PHASE.value), MEMORY.value, TOP_K.value)
   for path in REMEMBER.value:
     print(f"remembered {path}: {ask.remember(rag, path):,} chunks", file=sys.stderr)
+    held, most = rag.memory.size, rag.memory.settings["max_chunks"]
+    print(f"the memory holds {held:,} of at most {most:,}; the oldest go when it is full", file=sys.stderr)
   prompts = PROMPT.value or (line.strip() for line in sys.stdin)
   answers = []
   batch = 1 if not PROMPT.value and sys.stdin.isatty() else 32

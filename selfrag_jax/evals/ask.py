@@ -59,11 +59,15 @@ def open_rag(
     store = MemoryStore(width, config.max_chunks, chunk_size=config.chunk_size, metric=config.metric, path=memory)
   if top_k is not None:
     config = dataclasses.replace(config, top_k=top_k)
-  rag = SelfRAGModel(model, store, config)
-  if store.size and len(newest := store.token_ids[-1]):
-    now, then = rag.embed([newest.tolist()])[0], store.embeddings[-1]
-    if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
-      raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
+  try:
+    rag = SelfRAGModel(model, store, config)
+    if store.size and len(newest := store.token_ids[-1]):
+      now, then = rag.embed([newest.tolist()])[0], store.embeddings[-1]
+      if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
+        raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
+  except BaseException:
+    store.close()  # gives the folder back
+    raise
   return rag
 
 

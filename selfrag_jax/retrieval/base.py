@@ -27,7 +27,7 @@ class Hits(NamedTuple):
 
 
 class BaseRetriever(abc.ABC):
-  """Documents that are found by a query; higher scores are better, among equals what was added first comes first.
+  """Documents that are found by a query; higher scores are better.
 
   A subclass keeps an index over the texts and has three methods: `_add`, `_delete` and `_search`. Decorated with
   `register(name)` it can be named in every config and command. `settings` are the arguments of its constructor: a
@@ -144,7 +144,7 @@ class BaseRetriever(abc.ABC):
       raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
     lines = (json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in self.documents)
     with publish(folder) as files:
-      (files / DOCUMENTS).write_text("".join(lines), encoding="utf-8")
+      (files / DOCUMENTS).write_text("".join(lines), encoding="utf-8", newline="\n")
       (files / SETTINGS).write_text(json.dumps({"type": type(self).name, "settings": self.settings}), encoding="utf-8")
       self._save(files)
 
@@ -158,7 +158,8 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   files = verified(folder)
   kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
   retriever = create(kept["type"], **{**kept["settings"], **settings})
-  records = map(json.loads, (files / DOCUMENTS).read_text(encoding="utf-8").splitlines())
+  with (files / DOCUMENTS).open(encoding="utf-8", newline="\n") as lines:  # a text may hold other ends of lines
+    records = [json.loads(line) for line in lines]
   retriever._documents = {record["id"]: Document.from_dict(record) for record in records}
   retriever._load(files)
   return retriever

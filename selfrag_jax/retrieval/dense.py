@@ -12,6 +12,7 @@ from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.records import Where, check_rows
 from selfrag_jax.memory.table import Change, Table
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
+from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.postings import words
 
@@ -50,19 +51,13 @@ class TokenBagEncoder:
       counts = {} if self.frequency is None else {"document_frequency": self.frequency, "n_documents": self.n_texts}
       self._bag = token_bag.init_token_bag(self.buckets, self.width, **counts), jax.jit(token_bag.embed)
     bag, embed = self._bag
-    ids = [self._ids(text) for text in texts]
-    out = np.zeros((len(ids), self.width), np.float32)
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    start = 0
-    while start < len(order):
-      width = 1 << (len(ids[order[min(start + 255, len(order) - 1)]]) or 1).bit_length()
-      part = order[start : start + 256]
-      tokens, real = np.zeros((256, width), np.int32), np.zeros((256, width), bool)
-      for row, i in enumerate(part):
-        tokens[row, : len(ids[i])], real[row, : len(ids[i])] = ids[i], True
-      out[part] = np.asarray(embed(bag, tokens, real))[: len(part)]
-      start += len(part)
-    return out
+    inside = lambda tokens, lengths: np.arange(tokens.shape[1])[None] < lengths[:, None]
+    return embed_by_length(
+      [self._ids(text) for text in texts],
+      lambda tokens, lengths: embed(bag, tokens, inside(tokens, lengths)),
+      self.width,
+      lambda length: 1 << max(length - 1, 0).bit_length(),
+    )
 
   def _ids(self, text: str) -> list[int]:
     return [zlib.crc32(word.encode()) % self.buckets for word in words(text)]

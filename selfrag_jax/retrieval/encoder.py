@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +13,11 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from selfrag_jax.model.hub import locate, package_folder
+from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, Params
 
 MINILM, MINILM_ON_HUB = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
-ROW_TOKENS = 8192  # of a batch
 STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
 
 
@@ -89,24 +87,8 @@ class TextEncoder:
 
   def __call__(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
     """Embed texts, those of about one length together; `progress` says on standard error how far it is."""
-    ids = self.tokens(texts)
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    out, start, began = np.zeros((len(ids), self.width), np.float32), 0, time.monotonic()
-    while start < len(order):
-      size = max(1, ROW_TOKENS // self._rounded(len(ids[order[start]])))
-      part = order[start : start + size]
-      width = self._rounded(len(ids[part[-1]]))
-      tokens = np.zeros((1 << (len(part) - 1).bit_length(), width), np.int32)  # few shapes, so few compilations
-      lengths = np.zeros(len(tokens), np.int32)
-      for row, i in enumerate(part):
-        tokens[row, : len(ids[i])], lengths[row] = ids[i], len(ids[i])
-      out[part] = np.asarray(_embed_jit(self.config, self.params, tokens, lengths))[: len(part)]
-      start += len(part)
-      if progress:
-        rate = start / (time.monotonic() - began)
-        left = (len(order) - start) / rate
-        print(f"\rembedded {start:,} of {len(order):,}  {rate:,.0f}/s  ETA {left:.0f} s ", end="", file=sys.stderr)
-    return out
+    embed = lambda tokens, lengths: _embed_jit(self.config, self.params, tokens, lengths)
+    return embed_by_length(self.tokens(texts), embed, self.width, self._rounded, progress)
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of texts between `[CLS]` and `[SEP]`, cut to `max_tokens`."""

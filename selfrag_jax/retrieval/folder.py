@@ -41,10 +41,11 @@ def publish(folder: str | os.PathLike) -> Iterator[Path]:
     try:
       yield target
       digests = {str(file.relative_to(target)): files.digest(file) for file in sorted(_files(target))}
-      files.write_json(root / MANIFEST, {"format": FORMAT, "generation": generation, "files": digests})
     except BaseException:
       shutil.rmtree(target, ignore_errors=True)
       raise
+    # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
+    files.write_json(root / MANIFEST, {"format": FORMAT, "generation": generation, "files": digests})
     for old in root.glob("data-*"):
       if old != target:
         shutil.rmtree(old, ignore_errors=True)

@@ -48,7 +48,7 @@ class WordPieceTokenizer:
   @classmethod
   def from_file(cls, path: epath.PathLike) -> "WordPieceTokenizer":
     """Read a `vocab.txt`."""
-    return cls(epath.Path(path).read_text(encoding="utf-8").splitlines())
+    return cls(epath.Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
 
   def encode(self, text: str) -> list[int]:
     """Encode text, without `[CLS]` and `[SEP]`."""

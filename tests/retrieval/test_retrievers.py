@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from selfrag_jax import files
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, load, register
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
@@ -128,6 +129,29 @@ def test_a_folder_gives_the_same_results(retriever, tmp_path):
   assert ids(load(tmp_path / "kb").retrieve("wombat", 1)) == ["newer"]
 
 
+def test_texts_may_hold_any_end_of_a_line(retriever, tmp_path):
+  retriever.add_documents([Document("lines", content="a\u2028quokka\x85\x0b\x0c\r\n\x1ccame\u2029here")])
+  retriever.save(tmp_path)
+  assert load(tmp_path).get("lines") == retriever.get("lines")
+
+
+def test_ctrl_c_behind_the_manifest_keeps_what_it_names(tmp_path, monkeypatch):
+  made = SimpleRetriever()
+  made.add_documents(DOCUMENTS[:5])
+  made.save(tmp_path)
+  made.add_documents(DOCUMENTS[5:10])
+  write = files.write_json
+
+  def interrupted(*args):
+    write(*args)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(files, "write_json", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    made.save(tmp_path)
+  assert len(load(tmp_path)) == 10
+
+
 def test_an_empty_retriever_finds_nothing(tmp_path):
   for make in MAKERS.values():
     empty = make()
@@ -143,8 +167,13 @@ def test_an_empty_retriever_finds_nothing(tmp_path):
 def test_words_that_no_document_has_find_nothing(name):
   made = MAKERS[name]()
   made.add_documents(DOCUMENTS)
-  assert made.retrieve_batch(["unheard words", "", "the of and"], 3) == [[], [], []] if name == "bm25" else True
   assert made.retrieve_batch(["unheard words", ""], 3) == [[], []]
+
+
+def test_bm25_finds_nothing_for_stop_words():
+  made = BM25Retriever()
+  made.add_documents(DOCUMENTS)
+  assert made.retrieve_batch(["the of and", "the zebra"], 1)[0] == []
 
 
 def test_what_cannot_be_meant_is_refused(retriever):
