@@ -12,6 +12,7 @@ EXPERIMENTS = {
   "position_recall": "selfrag_jax.evals.position_recall",
   "position_recall_sweep": "selfrag_jax.evals.sweep",
   "documents": "selfrag_jax.evals.documents",
+  "retrieval": "selfrag_jax.evals.retrieval",
 }
 
 

@@ -10,6 +10,8 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory an
 EXPERIMENTS = {
   "refrag": "selfrag_jax.evals.refrag",
   "self_rag": "selfrag_jax.evals.self_rag",
+  "encoder": "selfrag_jax.evals.encoder",
+  "rerank": "selfrag_jax.evals.rerank",
   "position_recall": "selfrag_jax.evals.self_rag",  # its phases; launch/eval.py runs the rest
 }
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and folders that one process writes to at a time. Imports no JAX."""
+"""Files that are whole or absent, lines that are understood, and folders with one writer. Imports no JAX."""
 
 import contextlib
 import hashlib
@@ -14,6 +14,9 @@ try:
   import fcntl
 except ImportError:  # Windows: no advisory locks, so writers are not kept apart there
   fcntl = None
+
+
+LONGEST_LINE = 1 << 25  # bytes; a file of records has none of this length, a file of something else may
 
 
 class FolderInUseError(RuntimeError):
@@ -92,3 +95,36 @@ def digest(path: epath.PathLike) -> dict[str, Any]:
       sha256.update(chunk)
       size += len(chunk)
   return {"sha256": sha256.hexdigest(), "size": size}
+
+
+def read_lines(path: epath.PathLike) -> Iterator[tuple[int, str]]:
+  """Yield the lines that are not empty with their numbers, which start at 1.
+
+  Raises ValueError, with file and line number, for a line that is not UTF-8, or of 32 MiB and more.
+  """
+  # bytes are split at newlines alone, text also at characters that may stand inside a title
+  with epath.Path(path).open("rb") as file:
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+      if len(line) == LONGEST_LINE:
+        raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line")
+      try:
+        text = line.decode("utf-8").strip("\r\n")
+      except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {number}: {error}; save the file as UTF-8") from None
+      if text.strip():
+        yield number, text
+
+
+def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yield the object of every line with its number; empty lines are skipped.
+
+  Raises ValueError, with file and line number, for a line that is not UTF-8, not JSON or not an object.
+  """
+  for number, line in read_lines(path):
+    try:
+      record = json.loads(line)
+    except ValueError as error:
+      raise ValueError(f"{path}, line {number}: {error}; each line must be one JSON object") from None
+    if not isinstance(record, dict):
+      raise ValueError(f"{path}, line {number}: a JSON object was expected, not {type(record).__name__}")
+    yield number, record

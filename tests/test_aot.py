@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax.experimental import topologies
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.mesh import make_mesh, replicated
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import make_optimizer
@@ -41,7 +43,7 @@ def programs(mesh):
   )  # fmt: skip
   player = Player(task, model, MemoryConfig(d_embed=D_EMBED), mesh)
   rl = RLConfig(questions_per_step=QUESTIONS, rollouts_per_question=ROWS // QUESTIONS)
-  params = abstract_state(model, make_optimizer(rl.optimizer, 1), mesh).params
+  params = abstract_state(partial(init_params, model), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
     phase = Refrag("rl", player, model, rl, rollout, EvalConfig(), mesh=mesh, seed=0, params=params)

@@ -3,7 +3,7 @@
 import io
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -181,6 +181,34 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
   panels[0][0].set_ylabel("accuracy")
   figure.suptitle(f"Recall by position on real documents: {report['config']['model']}")
   _publish(figure, epath.Path(workdir) / "documents.png")
+
+
+def retrieval_bars(workdir: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
+  """Draw `retrieval.png`: nDCG@10 of each retriever with its interval, beside its time a query."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  figure, (left, right) = plt.subplots(
+    1, 2, figsize=(9, 1.6 + 0.45 * len(names)), width_ratios=(3, 2), sharey=True, layout="constrained"
+  )
+  rows = range(len(names))
+  means = [report[f"{name}.ndcg@10"] for name in names]
+  low, high = zip(*(report[f"{name}.ndcg@10_interval"] for name in names), strict=True)
+  errors = [[m - l for m, l in zip(means, low, strict=True)], [h - m for m, h in zip(means, high, strict=True)]]
+  left.barh(rows, means, xerr=errors, color="#6baed6", ecolor="#08306b", capsize=3, height=0.6)
+  for row, mean, top in zip(rows, means, high, strict=True):
+    left.text(top + 0.01, row, f"{mean:.3f}", va="center", fontsize=9)
+  left.set(yticks=rows, yticklabels=names, xlim=(0, min(1.12, max(high) + 0.12)), xlabel="nDCG@10, 95 % interval")
+  left.invert_yaxis()
+  times = [report[f"{name}.ms_per_query"] for name in names]
+  right.barh(rows, times, color="#bdbdbd", height=0.6)
+  for row, time in zip(rows, times, strict=True):
+    right.text(time * 1.1, row, f"{time:.2g}", va="center", fontsize=9)
+  right.set(xscale="log", xlabel="ms a query", xlim=(min(times) / 3, max(times) * 4))
+  figure.suptitle(f"{report['documents']:,} documents, {report['queries']:,} queries")
+  _publish(figure, epath.Path(workdir) / "retrieval.png")
 
 
 def _publish(figure: Any, path: epath.Path) -> None:

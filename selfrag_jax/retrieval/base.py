@@ -2,20 +2,23 @@
 
 import abc
 import dataclasses
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from selfrag_jax.memory.records import Where, fits
-from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.folder import publish, verified
+from selfrag_jax.retrieval.document import Document, read_documents, write_documents
+from selfrag_jax.retrieval.folder import FolderError, generation, publish, verified
 
-DOCUMENTS, SETTINGS = "documents.jsonl", "retriever.json"
+SETTINGS = "retriever.json"
 
+# the module of each of ours, which registers it: imported when it is named
+BUILTIN = {name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank")}
 _registry: dict[str, type["BaseRetriever"]] = {}
 
 
@@ -38,7 +41,13 @@ class BaseRetriever(abc.ABC):
 
   def __init__(self, **settings: Any):
     self.settings = settings
+    self.build: dict[str, Any] = {}  # how its knowledge base was made, if it is one
     self._documents: dict[str, Document] = {}
+
+  @property
+  def parts(self) -> Sequence["BaseRetriever"]:
+    """The retrievers that this one asks."""
+    return ()
 
   @abc.abstractmethod
   def _add(self, documents: Sequence[Document]) -> None:
@@ -142,10 +151,10 @@ class BaseRetriever(abc.ABC):
     """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new."""
     if type(self).name not in _registry:
       raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
-    lines = (json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in self.documents)
+    kept = {"type": type(self).name, "settings": self.settings, "build": self.build}
     with publish(folder) as files:
-      (files / DOCUMENTS).write_text("".join(lines), encoding="utf-8", newline="\n")
-      (files / SETTINGS).write_text(json.dumps({"type": type(self).name, "settings": self.settings}), encoding="utf-8")
+      write_documents(files, self.documents)
+      (files / SETTINGS).write_text(json.dumps(kept, indent=1), encoding="utf-8")
       self._save(files)
 
 
@@ -155,20 +164,32 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   Raises FileNotFoundError for a folder without a retriever, ValueError for one of an unknown type, FolderError for one
   that is damaged or newer than this version.
   """
-  files = verified(folder)
+  while True:
+    before = generation(folder)
+    try:
+      return _load(verified(folder), settings)
+    except (FileNotFoundError, FolderError):
+      if generation(folder) == before:
+        raise
+      # another process has published, and taken away what was being read: read what there is now
+
+
+def _load(files: Path, settings: dict[str, Any]) -> BaseRetriever:
   kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
   retriever = create(kept["type"], **{**kept["settings"], **settings})
-  with (files / DOCUMENTS).open(encoding="utf-8", newline="\n") as lines:  # a text may hold other ends of lines
-    records = [json.loads(line) for line in lines]
-  retriever._documents = {record["id"]: Document.from_dict(record) for record in records}
+  retriever.build = kept["build"]
+  retriever._documents = {document.id: document for document in read_documents(files)}
   retriever._load(files)
   return retriever
 
 
-def register(name: str) -> Callable[[type["BaseRetriever"]], type["BaseRetriever"]]:
+R = TypeVar("R", bound=BaseRetriever)
+
+
+def register(name: str) -> Callable[[type[R]], type[R]]:
   """Name a retriever, for configs, command lines and the folders that it is kept in."""
 
-  def named(cls: type["BaseRetriever"]) -> type["BaseRetriever"]:
+  def named(cls: type[R]) -> type[R]:
     cls.name = name
     _registry[name] = cls
     return cls
@@ -178,6 +199,18 @@ def register(name: str) -> Callable[[type["BaseRetriever"]], type["BaseRetriever
 
 def create(name: str, **settings: Any) -> BaseRetriever:
   """Make the retriever of a name. Raises ValueError, with the list, for one that is not registered."""
+  if name in BUILTIN:
+    importlib.import_module(BUILTIN[name])
   if name not in _registry:
-    raise ValueError(f"no retriever is called {name!r}; one of {', '.join(sorted(_registry))}, or register() your own")
+    known = sorted({*BUILTIN, *_registry})
+    raise ValueError(f"no retriever is called {name!r}; one of {', '.join(known)}, or register() your own in a plugin")
   return _registry[name](**settings)
+
+
+def import_plugins(names: Iterable[str]) -> None:
+  """Import modules that register retrievers. Raises ValueError for one that is not found."""
+  for name in names:
+    try:
+      importlib.import_module(name)
+    except ModuleNotFoundError as error:
+      raise ValueError(f"the plugin {name} was not found ({error}); is its folder in PYTHONPATH?") from None

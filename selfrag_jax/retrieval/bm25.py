@@ -1,6 +1,7 @@
 """`BM25Retriever`: BM25 by bm25s with its numba backend, and numpy for what was added since its index was built."""
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ class BM25Retriever(BaseRetriever):
   def _empty_index(self) -> Any:
     import bm25s  # it runs a JAX operation when it is imported, which must not come before jax.distributed starts
 
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every index that it builds
     backend = "numba" if len(self._rows) >= COMPILED else "numpy"
     return bm25s.BM25(k1=self._k1, b=self._b, method="lucene", backend=backend)
 

@@ -13,11 +13,11 @@ from selfrag_jax.memory.records import Where, check_rows
 from selfrag_jax.memory.table import Change, Table
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.batches import embed_by_length
-from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.document import SHARD, Document
 from selfrag_jax.retrieval.postings import words
 
 Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
-TOKEN_BAG = "token-bag"
+TOKEN_BAG, CONSTANTS = "token-bag", "encoder.npz"
 SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs are compiled
 
 
@@ -33,6 +33,15 @@ class TokenBagEncoder:
   frequency: np.ndarray | None = None  # int64 [buckets], over `n_texts`
   n_texts: int = 0
   _bag: Any = None
+
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    """What `fit` has counted; empty before."""
+    return {} if self.frequency is None else {"frequency": self.frequency, "n_texts": np.array(self.n_texts)}
+
+  @constants.setter
+  def constants(self, arrays: dict[str, np.ndarray]) -> None:
+    self.frequency, self.n_texts, self._bag = arrays["frequency"], int(arrays["n_texts"]), None
 
   def fit(self, texts: Sequence[str]) -> None:
     """Count the words of texts."""
@@ -76,7 +85,8 @@ def make_encoder(model_name: str) -> Encoder:
 class DenseRetriever(BaseRetriever):
   """The cosine similarity of embeddings, searched exactly or approximately.
 
-  A token-bag encoder counts the words of the documents that are added first; its weights stay as they are then.
+  An encoder with a method `fit(texts)` and arrays `constants` (a token bag, a language model) is fitted to the first
+  documents that are added, and stays as it is then.
   """
 
   def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, encoder: Encoder | None = None, backend: str = "exact"):
@@ -98,10 +108,21 @@ class DenseRetriever(BaseRetriever):
       self._given = make_encoder(self.settings["model_name"])
     return self._given
 
+  @encoder.setter
+  def encoder(self, encoder: Encoder) -> None:
+    self._given = encoder
+
+  @property
+  def vectors(self) -> np.ndarray:
+    """The embeddings of the documents in their order, f32 [N, D]."""
+    if self._table is None:
+      return np.zeros((0, 0), np.float32)
+    return self._table.embeddings[[self._table.slots[id] for id in self._documents]]
+
   def _add(self, documents: Sequence[Document]) -> None:
     texts = [document.text for document in documents]
-    if self._table is None and isinstance(self.encoder, TokenBagEncoder):
-      self.encoder.fit(texts)
+    if self._table is None and hasattr(self.encoder, "fit"):
+      self.encoder.fit(texts)  # type: ignore[attr-defined]
     self._add_embedded([document.id for document in documents], self._embed(texts))
 
   def _add_embedded(self, ids: Sequence[str], vectors: np.ndarray) -> None:
@@ -139,19 +160,17 @@ class DenseRetriever(BaseRetriever):
     return check_rows(vectors, len(texts), width)
 
   def _save(self, folder: Path) -> None:
-    if self._table is None:
-      return
-    rows = self._table.embeddings[[self._table.slots[id] for id in self._documents]]
-    encoder = self.encoder
-    extra: dict[str, Any] = {}
-    if isinstance(encoder, TokenBagEncoder) and encoder.frequency is not None:
-      extra = {"frequency": encoder.frequency, "n_texts": np.array(encoder.n_texts)}
-    np.savez(folder / "dense.npz", embeddings=rows, **extra)
+    rows = self.vectors
+    for number, start in enumerate(range(0, len(rows), SHARD)):
+      np.save(folder / f"embeddings-{number:05}.npy", rows[start : start + SHARD], allow_pickle=False)
+    if constants := getattr(self.encoder, "constants", {}):
+      np.savez(folder / CONSTANTS, **constants)
 
   def _load(self, folder: Path) -> None:
-    if not self._documents:
-      return
-    with np.load(folder / "dense.npz", allow_pickle=False) as arrays:
-      if isinstance(self.encoder, TokenBagEncoder) and "frequency" in arrays:
-        self.encoder.frequency, self.encoder.n_texts = arrays["frequency"], int(arrays["n_texts"])
-      self._add_embedded(list(self._documents), arrays["embeddings"])
+    if (folder / CONSTANTS).exists():
+      with np.load(folder / CONSTANTS, allow_pickle=False) as arrays:
+        self.encoder.constants = dict(arrays)  # type: ignore[attr-defined]
+    if self._documents:
+      shards = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("embeddings-*.npy"))]
+      rows = np.concatenate(shards)
+      self._add_embedded(list(self._documents), check_rows(rows, len(self._documents), rows.shape[1]))

@@ -1,7 +1,9 @@
-"""`Document`: a text with an id, which a retriever returns with a score."""
+"""`Document`: a text with an id, which a retriever returns with a score; files of them."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -51,3 +53,28 @@ class Document:
     if "id" not in record:
       raise ValueError(f"a document needs an id; this one has {sorted(record)}")
     return cls(**record)
+
+
+SHARD = 50_000  # documents, or embeddings, of a file
+
+
+def write_documents(folder: Path, documents: Sequence[Document]) -> None:
+  """Write documents as ArrayRecord files of JSON, in their order."""
+  from array_record.python import array_record_module
+
+  for number, start in enumerate(range(0, len(documents), SHARD)):
+    writer = array_record_module.ArrayRecordWriter(str(folder / f"documents-{number:05}.array_record"), "group_size:64")
+    for document in documents[start : start + SHARD]:
+      writer.write(json.dumps(document.to_dict(), ensure_ascii=False).encode())
+    writer.close()
+
+
+def read_documents(folder: Path) -> Iterator[Document]:
+  """Yield what `write_documents` has written."""
+  from array_record.python import array_record_module
+
+  for file in sorted(folder.glob("documents-*.array_record")):
+    reader = array_record_module.ArrayRecordReader(str(file))
+    for record in reader.read_all():
+      yield Document.from_dict(json.loads(record))
+    reader.close()

@@ -34,7 +34,8 @@ def publish(folder: str | os.PathLike) -> Iterator[Path]:
   root = Path(folder).absolute()
   root.mkdir(parents=True, exist_ok=True)
   with files.lock_folder(root, "wait for it to end, or give another folder"):
-    generation = 1 + (_read(root)["generation"] if (root / MANIFEST).exists() else 0)
+    # not from the manifest, which may be damaged: what was built anew must not need it
+    generation = 1 + max((int(name) for path in root.glob("data-*") if (name := path.name[5:]).isdigit()), default=0)
     target = root / f"data-{generation}"
     shutil.rmtree(target, ignore_errors=True)  # of a process that was killed
     target.mkdir()
@@ -65,6 +66,8 @@ def verified(folder: str | os.PathLike) -> Path:
   manifest = _read(root)
   data = root / f"data-{manifest['generation']}"
   for name, digest in manifest["files"].items():
+    if not (data / name).resolve().is_relative_to(data.resolve()):
+      raise FolderError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")
     if not (data / name).exists():
       raise FolderError(f"{data / name} is missing; build {folder} again")
     if files.digest(data / name) != digest:
@@ -72,10 +75,18 @@ def verified(folder: str | os.PathLike) -> Path:
   return data
 
 
+def generation(folder: str | os.PathLike) -> int:
+  """Return the number of what was published last, 0 before anything was. Raises FolderError."""
+  root = Path(folder)
+  return _read(root)["generation"] if (root / MANIFEST).exists() else 0
+
+
 def _read(root: Path) -> dict[str, Any]:
   try:
     manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
     version = manifest["format"]
+    if version == FORMAT:
+      int(manifest["generation"]), dict(manifest["files"])
   except (ValueError, KeyError, TypeError) as error:
     raise FolderError(f"{root / MANIFEST} is damaged ({error!r}); build {root} again") from None
   if version != FORMAT:

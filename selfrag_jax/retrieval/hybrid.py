@@ -67,7 +67,11 @@ class HybridRetriever(BaseRetriever):
       weights=weights,
       depth=depth,
     )
-    self.parts, self._fuse, self._weights, self._depth = parts, FUSIONS[fusion], weights, depth
+    self._parts, self._fuse, self._weights, self._depth = parts, FUSIONS[fusion], weights, depth
+
+  @property
+  def parts(self) -> Sequence[BaseRetriever]:
+    return self._parts
 
   def _add(self, documents: Sequence[Document]) -> None:
     for part in self.parts:

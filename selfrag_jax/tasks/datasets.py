@@ -4,11 +4,11 @@ Files are the official ones or are read strictly: what cannot be understood rais
 """
 
 import json
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 from etils import epath
+
+from selfrag_jax.retrieval.beir import read_corpus, read_qrels
 
 FILES = {
   "corpus.jsonl": "lines of {_id, title, text}",
@@ -42,21 +42,6 @@ class QAFolder(NamedTuple):
   unanswered: int
 
 
-def read_jsonl(path: epath.PathLike) -> Iterator[dict[str, Any]]:
-  """Yield the object of every line; empty lines are skipped.
-
-  Raises ValueError, with file and line number, for a line that is not UTF-8, not JSON or not an object.
-  """
-  for number, line in _lines(path):
-    try:
-      record = json.loads(line)
-    except ValueError as error:
-      raise ValueError(f"{path}, line {number}: {error}; each line must be one JSON object") from None
-    if not isinstance(record, dict):
-      raise ValueError(f"{path}, line {number}: a JSON object was expected, not {type(record).__name__}")
-    yield record
-
-
 def read_qa_folder(path: epath.PathLike) -> QAFolder:
   """Read the corpus and the questions of a folder with the files of `FILES`.
 
@@ -72,17 +57,17 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
   if missing := [name for name in FILES if not (folder / name).exists()]:
     contents = "; ".join(f"{name} ({what})" for name, what in FILES.items())
     raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; the folder should contain {contents}")
-  passages = _read_passages(folder / "corpus.jsonl")
+  passages = [Passage(d.id, d.title, d.content) for d in read_corpus(folder / "corpus.jsonl")]
   slots = {passage.id: slot for slot, passage in enumerate(passages)}
   records = _read_questions(folder / "questions.json")
-  gold = _read_qrels(folder / "qrels.tsv", slots, records)
+  gold = read_qrels(folder / "qrels.tsv", records, slots)
   questions = []
   for id, record in records.items():
     if not (answers := _answers(record)):
       continue
     where = f"{folder / 'questions.json'}, question {id}"
     try:
-      hops = {slot: _hop(record, passages[slot]) for slot in gold[id]}
+      hops = {slot: _hop(record, passages[slot]) for slot in map(slots.__getitem__, gold.get(id, ()))}
     except (KeyError, TypeError) as error:
       raise ValueError(f"{where}: {error!r}; expected the official fields of HotpotQA or MuSiQue") from None
     if not hops or -1 in hops.values():
@@ -94,33 +79,6 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
   if not questions:
     raise ValueError(f"none of the {len(records)} questions of {folder} has an answer; use a split with answers")
   return QAFolder(passages, questions, len(records) - len(questions))
-
-
-def _lines(path: epath.PathLike) -> Iterator[tuple[int, str]]:
-  """Yield the lines that are not empty with their numbers, which start at 1."""
-  # bytes are split at newlines alone, text also at characters that may stand inside a title
-  with epath.Path(path).open("rb") as file:
-    for number, line in enumerate(file, 1):
-      try:
-        text = line.decode("utf-8").strip("\r\n")
-      except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: {error}; save the file as UTF-8") from None
-      if text.strip():
-        yield number, text
-
-
-def _read_passages(path: epath.Path) -> list[Passage]:
-  passages: dict[str, Passage] = {}
-  for record in read_jsonl(path):
-    if not all(isinstance(record.get(field), str) for field in ("_id", "title", "text")):
-      raise ValueError(f"{path}, passage {record.get('_id')!r}: _id, title and text must all be strings")
-    passage = Passage(record["_id"], record["title"], record["text"])
-    if passage.id in passages:
-      raise ValueError(f"{path}: the passage id {passage.id!r} occurs twice; ids must be unique")
-    passages[passage.id] = passage
-  if not passages:
-    raise ValueError(f"{path} holds no passage; without a corpus there is nothing to search")
-  return list(passages.values())
 
 
 def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
@@ -141,22 +99,6 @@ def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
       raise ValueError(f"{path}: the question id {id!r} occurs twice; ids must be unique")
     questions[id] = record
   return questions
-
-
-def _read_qrels(path: epath.Path, slots: dict[str, int], questions: dict[str, Any]) -> dict[str, list[int]]:
-  gold: dict[str, list[int]] = {id: [] for id in questions}
-  for number, line in islice(_lines(path), 1, None):
-    try:
-      question, passage, score = line.split("\t")
-      relevant = float(score) > 0
-    except ValueError:
-      raise ValueError(f"{path}, line {number}: {line!r} is not {FILES['qrels.tsv']} with tabs between") from None
-    if question not in gold or passage not in slots:
-      unknown = f"passage {passage!r} of corpus.jsonl" if question in gold else f"question {question!r}"
-      raise ValueError(f"{path}, line {number}: there is no {unknown}; remove the line or add what it names")
-    if relevant:
-      gold[question].append(slots[passage])
-  return gold
 
 
 def _answers(record: dict[str, Any]) -> tuple[str, ...]:

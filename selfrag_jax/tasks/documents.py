@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax.tasks.datasets import read_jsonl
+from selfrag_jax.files import read_jsonl
 
 
 class DocumentQuestion(NamedTuple):
@@ -37,12 +37,12 @@ def read_questions(path: epath.PathLike) -> dict[str, list[DocumentQuestion]]:
 
 def _read_file(file: epath.Path) -> list[DocumentQuestion]:
   questions = []
-  for number, record in enumerate(read_jsonl(file), 1):
+  for number, record in read_jsonl(file):
     try:
       questions.append(_pairs(record) if "ordered_kv_records" in record else _passages(record))
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(
-        f"{file}, record {number}: {error!r}; expected question, answers, gold and distractors, or ordered_kv_records, "
+        f"{file}, line {number}: {error!r}; expected question, answers, gold and distractors, or ordered_kv_records, "
         "key and value"
       ) from None
   if not questions:

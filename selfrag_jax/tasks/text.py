@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.tasks.datasets import read_jsonl
+from selfrag_jax.files import read_jsonl
 from selfrag_jax.tasks.facts import Demand
 from selfrag_jax.tasks.search import Indices, ShuffledEpochs
 from selfrag_jax.tasks.sequences import Sequences
@@ -52,9 +52,9 @@ def read_passages(file: epath.Path) -> list[tuple[int, str]]:
 
 
 def _lines(file: epath.Path) -> Iterator[str]:
-  for number, record in enumerate(read_jsonl(file), 1):
+  for number, record in read_jsonl(file):
     if not isinstance(record.get("text"), str):
-      raise ValueError(f"{file}, record {number}: the field 'text' is missing or no text")
+      raise ValueError(f"{file}, line {number}: the field 'text' is missing or no text")
     yield record["text"]
 
 

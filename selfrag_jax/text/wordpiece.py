@@ -27,19 +27,19 @@ class WordPieceTokenizer:
 
   def __init__(self, vocabulary: Sequence[str]):
     """Raises ValueError for a vocabulary without BERT's special tokens, or with a piece twice."""
-    self._pieces = tuple(vocabulary)
+    self.pieces = tuple(vocabulary)
     ids = {piece: i for i, piece in enumerate(vocabulary)}
     if missing := [token for token in SPECIAL if token not in ids]:
       raise ValueError(f"the vocabulary has no {', '.join(missing)}; it is not one of BERT's")
-    if len(ids) < len(self._pieces):
-      raise ValueError(f"the vocabulary has {len(self._pieces)} pieces, {len(ids)} of them different")
+    if len(ids) < len(self.pieces):
+      raise ValueError(f"the vocabulary has {len(self.pieces)} pieces, {len(ids)} of them different")
     self.special: Mapping[str, int] = {token: ids[token] for token in SPECIAL}
-    self.vocab_size = len(self._pieces)
-    self.fingerprint = fingerprint(self.name, self._pieces)
+    self.vocab_size = len(self.pieces)
+    self.fingerprint = fingerprint(self.name, self.pieces)
     self._unknown = next(char for char in map(chr, range(0x2600, 0x27BF)) if char not in ids)
     tf, tf_text = tensorflow()
     self._model = tf_text.FastBertTokenizer(
-      vocab=list(self._pieces),
+      vocab=list(self.pieces),
       token_out_type=tf.int32,
       max_bytes_per_word=4 * LONGEST,
       lower_case_nfd_strip_accents=False,
@@ -63,7 +63,7 @@ class WordPieceTokenizer:
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids with a space between words."""
     special = set(self.special.values()) if skip_special else set()
-    pieces = (self._pieces[i] for i in checked_ids(ids, self.vocab_size) if i not in special)
+    pieces = (self.pieces[i] for i in checked_ids(ids, self.vocab_size) if i not in special)
     return " ".join(pieces).replace(" ##", "")
 
   def _plain(self, text: str) -> str:

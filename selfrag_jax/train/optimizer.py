@@ -8,7 +8,8 @@ import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
 # Norm scales, biases and the SSM's A_log, D and dt_bias are no matrices: decay would pull them to a meaningless zero.
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "embed", "unembed")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "embed", "unembed", "kernel", "embedding")
+
 
 # (reduction axes, output axes) counted from the end, so that the stacked layer axis in front is a batch axis.
 MUON_AXES = {

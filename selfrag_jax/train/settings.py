@@ -94,6 +94,48 @@ class MemoryPhaseConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderPhaseConfig:
+  """Contrastive training of a text encoder. A batch is never split: its documents are each other's negatives."""
+
+  steps: int = 150
+  batch_size: int = 32  # queries
+  hard_negatives: int = 1  # documents of BM25 that come with each query
+  query_tokens: int = 32
+  document_tokens: int = 192
+  temperature: float = 0.05
+  chunk: int = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  @property
+  def accumulate(self) -> int:
+    return 1
+
+  def __post_init__(self):
+    if min(self.steps, self.batch_size, self.query_tokens - 2, self.document_tokens - 2) < 1 or self.hard_negatives < 0:
+      raise ValueError(f"steps, batch_size and tokens must be positive, hard_negatives at least 0: {self}")
+    if self.temperature <= 0 or self.chunk < 0 or (self.chunk and self.batch_size % self.chunk):
+      raise ValueError(f"temperature > 0; batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankPhaseConfig:
+  """Training of a cross-encoder on the candidates of BM25."""
+
+  steps: int = 300
+  batch_size: int = 8  # queries
+  negatives: int = 5  # candidates beside the relevant one
+  depth: int = 50  # of BM25's ranking: where candidates come from, and what is put in order
+  tokens: int = 224  # of query and document together
+  accumulate: int = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    if min(self.steps, self.batch_size, self.negatives) < 1 or self.tokens < 16 or self.depth < self.negatives:
+      raise ValueError(f"steps, batch_size, negatives >= 1, tokens >= 16, depth >= negatives: {self}")
+    _check_split(self.batch_size, self.accumulate, "batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
 

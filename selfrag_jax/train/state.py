@@ -15,6 +15,8 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.typing import Array, Params, PRNGKey
 
+Init = Callable[[PRNGKey], Params]  # draws the parameters of a model, with the names of their logical axes
+
 
 @struct.dataclass
 class TrainState:
@@ -26,24 +28,24 @@ class TrainState:
   key: PRNGKey
 
 
-def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
   """Return the state as ShapeDtypeStructs with the shardings of `mesh`, to restore or to compile ahead of time."""
-  boxed = jax.eval_shape(lambda: _create(config, optimizer, jax.random.key(0)))
+  boxed = jax.eval_shape(lambda: _create(init, optimizer, jax.random.key(0)))
   shardings = shardings_of(boxed, mesh)
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), nn.unbox(boxed), shardings
   )
 
 
-def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
   """Return where each leaf of the state lies on `mesh`."""
-  return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, optimizer, mesh))
+  return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(init, optimizer, mesh))
 
 
-def init_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+def init_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
   """Draw a fresh state, each shard on the device that holds it."""
-  shardings = state_shardings(config, optimizer, mesh)
-  create = jax.jit(lambda key: nn.unbox(_create(config, optimizer, key)), out_shardings=shardings)
+  shardings = state_shardings(init, optimizer, mesh)
+  create = jax.jit(lambda key: nn.unbox(_create(init, optimizer, key)), out_shardings=shardings)
   return create(jax.random.key(seed))
 
 
@@ -53,17 +55,17 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> Any:
 
 
 def state_from_params(
-  params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, config: ModelConfig, seed: int
+  params: Params, optimizer: optax.GradientTransformation, mesh: Mesh, init: Init, seed: int
 ) -> TrainState:
   """Start a phase from given parameters with a fresh optimizer."""
-  shardings = state_shardings(config, optimizer, mesh)
+  shardings = state_shardings(init, optimizer, mesh)
   create = lambda params, key: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key)
   return jax.jit(create, out_shardings=shardings)(params, jax.random.key(seed))
 
 
-def _create(config: ModelConfig, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
+def _create(init: Init, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
   init_key, step_key = jax.random.split(key)
-  params = init_params(config, init_key)
+  params = init(init_key)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
 
 

@@ -1,6 +1,7 @@
 """The language model as an encoder: padding does not count, dimensions are standardised, rollouts search with it."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -92,7 +93,7 @@ def test_training_leaves_the_parameters_that_it_started_from(params):
   """A phase donates its state; encoder, reference and report still need what it began with."""
   mesh, before = make_mesh((1, 1, 1), jax.devices()[:1]), jax.device_get(params)
   optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1), 1)
-  state = state_from_params(params, optimizer, mesh, MODEL, seed=0)
+  state = state_from_params(params, optimizer, mesh, partial(init_params, MODEL), seed=0)
   update = make_update(lambda params, _: LossSums(sum(x.sum() for x in jax.tree.leaves(params)), 1.0, {}), optimizer)
   state, _ = update(state, np.zeros(1))
   jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(params))

@@ -10,6 +10,7 @@ from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.folder import FolderError
 from selfrag_jax.retrieval.hybrid import HybridRetriever
+from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.retrieval.simple import SimpleRetriever
 
 ANIMALS = ["zebra", "otter", "heron", "badger", "lynx", "marten", "stoat", "adder", "curlew", "plover"]
@@ -25,6 +26,9 @@ MAKERS = {
   "simple": SimpleRetriever,
   "bm25": BM25Retriever,
   "dense": lambda: DenseRetriever("token-bag", backend="numpy"),
+  "rerank": lambda: RerankRetriever(
+    "bm25", "mmr", weight=0.5, depth=20, reranker_settings={"model_name": "token-bag", "tradeoff": 1.0}
+  ),
   "hybrid": lambda: HybridRetriever(("bm25", "dense"), settings=[{}, {"model_name": "token-bag", "backend": "numpy"}]),
 }
 
@@ -229,13 +233,13 @@ def test_a_subclass_that_lacks_a_method_cannot_be_made():
 def test_damage_is_named(retriever, tmp_path):
   folder = tmp_path / "kb"
   retriever.save(folder)
-  documents = folder / "data-1" / "documents.jsonl"
+  documents = folder / "data-1" / "documents-00000.array_record"
   original = documents.read_bytes()
-  documents.write_bytes(original.replace(b"zebra", b"zebro", 1))
-  with pytest.raises(FolderError, match=r"documents\.jsonl is not what was written"):
+  documents.write_bytes(original[:100] + bytes([original[100] ^ 1]) + original[101:])
+  with pytest.raises(FolderError, match=r"documents-00000\.array_record is not what was written"):
     load(folder)
   documents.unlink()
-  with pytest.raises(FolderError, match=r"documents\.jsonl is missing"):
+  with pytest.raises(FolderError, match=r"documents-00000\.array_record is missing"):
     load(folder)
   documents.write_bytes(original)
   load(folder)
@@ -243,9 +247,19 @@ def test_damage_is_named(retriever, tmp_path):
   with pytest.raises(FolderError, match=r"index\.pkl is a pickle"):
     load(folder)
   (folder / "index.pkl").unlink()
-  (folder / "manifest.json").write_text('{"format": 99}')
-  with pytest.raises(FolderError, match="has format 99, this version reads 1"):
-    load(folder)
+  manifest = folder / "manifest.json"
+  whole = manifest.read_text()
+  for text, message in (
+    ('{"format": 99}', "has format 99, this version reads 1"),
+    ('{"format": 1', r"manifest\.json is damaged"),
+    ('{"format": 1, "generation": 1}', r"manifest\.json is damaged"),
+    (whole.replace("retriever.json", "../../../secret.json"), "lies outside of"),
+  ):
+    manifest.write_text(text)
+    with pytest.raises(FolderError, match=message):
+      load(folder)
+  retriever.save(folder)  # what is damaged can be replaced
+  assert ids(load(folder).retrieve("zebra desert", 3)) == ids(retriever.retrieve("zebra desert", 3))
   with pytest.raises(FileNotFoundError, match="is no knowledge base"):
     load(tmp_path / "nowhere")
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 
-from selfrag_jax.retrieval.encoder import EncoderConfig, embed, load_encoder
+from selfrag_jax.retrieval.bert import BertConfig, init_bert
+from selfrag_jax.retrieval.encoder import embed, load_encoder
 from selfrag_jax.text.wordpiece import SPECIAL
 
 WORDS = [
@@ -101,7 +102,7 @@ def test_what_does_not_fit_is_named(folder, tmp_path):
     (tmp_path / file).write_bytes((folder / file).read_bytes())
   fields = json.loads((tmp_path / "config.json").read_text())
   for changes, message in (
-    ({"model_type": "llama"}, "a BERT with gelu"),
+    ({"model_type": "roberta"}, "a BERT with gelu"),
     ({"num_hidden_layers": 4}, "has no tensor encoder.layer.3"),
     ({"intermediate_size": 48}, r"'down_0'.*has shape \(40, 24\), the config makes it \(48, 24\)"),
   ):
@@ -114,11 +115,26 @@ def test_what_does_not_fit_is_named(folder, tmp_path):
 
 
 def test_the_defaults_are_those_of_minilm():
-  shapes = jax.eval_shape(lambda: embed_params(EncoderConfig()))
+  shapes = jax.eval_shape(lambda: init_bert(BertConfig(), jax.random.key(0)))
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == 22_565_376
 
 
-def embed_params(config):
-  from selfrag_jax.retrieval.encoder import Encoder
+def test_a_written_encoder_is_that_of_transformers(folder, tmp_path):
+  encoder = load_encoder(folder)
+  encoder.save(tmp_path / "out", encoder.params)
+  again = load_encoder(tmp_path / "out")
+  assert again.config == encoder.config
+  np.testing.assert_array_equal(again(TEXTS), encoder(TEXTS))
+  [ids] = encoder.tokens(TEXTS[:1])
+  np.testing.assert_allclose(reference(tmp_path / "out", ids), encoder(TEXTS[:1])[0], atol=2e-6)
+  modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+  assert [module["type"].rsplit(".", 1)[1] for module in modules] == ["Transformer", "Pooling", "Normalize"]
 
-  return Encoder(config).init(jax.random.key(0), np.zeros((1, 8), np.int32), np.ones((1, 8), bool))
+
+def test_a_written_encoder_is_that_of_sentence_transformers(folder, tmp_path):
+  sentence_transformers = pytest.importorskip("sentence_transformers")
+  encoder = load_encoder(folder)
+  encoder.save(tmp_path / "out", encoder.params)
+  theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+  texts = [text for text in TEXTS if text]
+  np.testing.assert_allclose(theirs.encode(texts), encoder(texts), atol=2e-6)

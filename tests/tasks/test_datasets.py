@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from selfrag_jax.tasks.datasets import Passage, Question, read_jsonl, read_qa_folder
+from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
 
 CORPUS = [
   {"_id": "p0", "title": "Paris", "text": "Paris lies on the Seine."},
@@ -41,21 +41,6 @@ def write(folder, corpus=CORPUS, questions=(HOTPOT,), qrels=QRELS):
   (folder / "questions.json").write_text(json.dumps(list(questions)))
   (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *qrels, ""]))
   return folder
-
-
-def test_lines_are_objects_and_empty_lines_do_not_count(tmp_path):
-  path = tmp_path / "a.jsonl"
-  # U+2028 ends a line for str.splitlines, not for JSONL
-  path.write_bytes('{"a": "x\u2028y"}\r\n\n{"b": [1, "é"]}'.encode())
-  assert list(read_jsonl(path)) == [{"a": "x\u2028y"}, {"b": [1, "é"]}]
-
-
-@pytest.mark.parametrize("line", [b'{"a": ', b'{"a": "\xff"}', b"[1]", b'"a"', b"\xff\xfe{\x00}\x00"])
-def test_a_broken_line_is_named_by_file_and_number(tmp_path, line):
-  path = tmp_path / "broken.jsonl"
-  path.write_bytes(b'{"fine": 1}\n\n' + line + b'\n{"fine": 2}\n')
-  with pytest.raises(ValueError, match=r"broken\.jsonl, line 3: "):
-    list(read_jsonl(path))
 
 
 def test_hotpotqa_names_come_before_the_order_of_the_supporting_facts(tmp_path):
@@ -105,15 +90,15 @@ def test_a_missing_folder_or_file_is_named_with_what_belongs_there(tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"corpus": []}, r"corpus\.jsonl holds no passage"),
-    ({"corpus": [*CORPUS, CORPUS[1]]}, "passage id 'p1' occurs twice"),
-    ({"corpus": [{"_id": "p0", "text": "no title"}]}, "passage 'p0': _id, title and text must all be strings"),
+    ({"corpus": []}, r"corpus\.jsonl holds no document"),
+    ({"corpus": [*CORPUS, CORPUS[1]]}, r"corpus\.jsonl, line 4: the id 'p1' occurs twice"),
+    ({"corpus": [{"_id": "p0", "title": "no text"}]}, "line 1: _id, title and text must be strings"),
     ({"questions": [HOTPOT, HOTPOT]}, "question id 'q0' occurs twice"),
     ({"questions": [{"question": "no id"}]}, "record 0: the id and the question must be strings"),
     ({"questions": [{"_id": "q0", "question": "?", "answer": "a"}]}, "question q0: KeyError.'supporting_facts'"),
-    ({"qrels": [*QRELS, "q0\tp9\t1"]}, r"qrels\.tsv, line 4: there is no passage 'p9' of corpus\.jsonl"),
-    ({"qrels": ["q9\tp0\t1"]}, r"qrels\.tsv, line 2: there is no question 'q9'"),
-    ({"qrels": ["q0 p0 1"]}, r"qrels\.tsv, line 2: 'q0 p0 1' is not query-id, corpus-id, score"),
+    ({"qrels": [*QRELS, "q0\tp9\t1"]}, r"qrels\.tsv, line 4: there is no document 'p9'"),
+    ({"qrels": ["q9\tp0\t1"]}, r"qrels\.tsv, line 2: there is no query 'q9'"),
+    ({"qrels": ["q0 p0 1"]}, r"qrels\.tsv, line 2: 'q0 p0 1' is not query-id, corpus-id and score"),
     ({"qrels": ["q0\tp0\tyes"]}, r"qrels\.tsv, line 2"),
     ({"qrels": []}, r"question q0 is supported by \[\]"),
     ({"qrels": ["q1\tp0\t1", "q1\tp2\t1"], "questions": [MUSIQUE]}, r"question q1 is supported by \['p0', 'p2'\]"),

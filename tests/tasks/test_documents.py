@@ -35,7 +35,7 @@ def test_both_layouts_are_read(tmp_path):
 )
 def test_another_record_is_named(tmp_path, record):
   write(tmp_path / "a.jsonl", PASSAGES, record)
-  with pytest.raises(ValueError, match=r"a\.jsonl, record 2: .*expected question, answers"):
+  with pytest.raises(ValueError, match=r"a\.jsonl, line 2: .*expected question, answers"):
     read_questions(tmp_path)
 
 

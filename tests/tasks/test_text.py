@@ -41,7 +41,7 @@ def test_what_is_no_text_is_named(tmp_path):
     list(read_documents(tmp_path))
   (tmp_path / "empty.txt").unlink()
   (tmp_path / "b.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
-  with pytest.raises(ValueError, match=r"b\.jsonl, record 2: the field 'text' is missing"):
+  with pytest.raises(ValueError, match=r"b\.jsonl, line 2: the field 'text' is missing"):
     list(read_documents(tmp_path))
 
 

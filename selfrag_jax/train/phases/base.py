@@ -8,10 +8,10 @@ import jax
 from jax.sharding import Mesh
 
 from selfrag_jax.mesh import batch_sharding
-from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
+  Init,
   LossSums,
   TrainState,
   abstract,
@@ -36,28 +36,26 @@ class PhaseConfig(Protocol):
 
 
 class GradientPhase(abc.ABC):
-  """A phase whose step follows the gradient of `_loss`. `params` start it, None draws fresh ones."""
+  """A phase whose step follows the gradient of `_loss`. `params` start it, None takes those that `init(key)` draws."""
 
   best_metric: str | None = None
 
-  def __init__(
-    self, name: str, model: ModelConfig, config: PhaseConfig, *, mesh: Mesh, seed: int, params: Params | None
-  ):
+  def __init__(self, name: str, init: Init, config: PhaseConfig, *, mesh: Mesh, seed: int, params: Params | None):
     self.name, self.total_steps = name, config.steps
-    self._model, self._mesh, self._seed, self._params = model, mesh, seed, params
+    self._init, self._mesh, self._seed, self._params = init, mesh, seed, params
     self._optimizer = make_optimizer(config.optimizer, config.steps)
-    shardings = state_shardings(model, self._optimizer, mesh)
+    shardings = state_shardings(init, self._optimizer, mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
 
   def abstract_state(self) -> TrainState:
     """Describe the state, with the shardings of the mesh: what a checkpoint is restored into."""
-    return abstract_state(self._model, self._optimizer, self._mesh)
+    return abstract_state(self._init, self._optimizer, self._mesh)
 
   def initial_state(self) -> TrainState:
     """Make the state of step 0."""
     if self._params is None:
-      return init_state(self._model, self._optimizer, self._mesh, self._seed)
-    return state_from_params(self._params, self._optimizer, self._mesh, self._model, self._seed)
+      return init_state(self._init, self._optimizer, self._mesh, self._seed)
+    return state_from_params(self._params, self._optimizer, self._mesh, self._init, self._seed)
 
   def batches(self, start: int) -> Iterator[Any]:
     """Yield the batches from step `start` on, made ahead."""

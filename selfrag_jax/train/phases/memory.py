@@ -5,6 +5,7 @@ Everything is one compiled step over a `MemoryState` that is empty when it begin
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase
@@ -38,7 +40,7 @@ class MemoryPhase(GradientPhase):
     evaluate_reader: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, reader.model, config, mesh=mesh, seed=seed, params=params)
+    super().__init__(name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params)
     self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
 
   def batch(self, step: int) -> Sequences:

@@ -1,6 +1,7 @@
 """Language modelling on packed rows: every token is predicted from those before it in its document."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.settings import PretrainConfig
@@ -33,7 +35,8 @@ class Pretrain(GradientPhase):
     params: Params | None = None,
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    self._model = model
     self._rows, self._config = rows, config
     self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
 

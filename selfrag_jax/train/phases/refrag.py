@@ -5,6 +5,7 @@ the advantage of their rollout over its siblings. Prompt, retrieved and forced t
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search import permuted
 from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
@@ -54,7 +56,8 @@ class Refrag(GradientPhase):
       )
     if config.control == "permuted" and config.questions_per_step < 2:
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
-    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    self._model = model
     self._player, self._config, self._rollout, self._evaluation = player, config, rollout, evaluation
     self._reference = (params,) if config.kl_weight else ()
 

@@ -3,8 +3,8 @@
 Demonstrations are packed: a row holds as many as fit, in the order of the data, and none sees another.
 """
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.search import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.losses import masked_lm_loss
@@ -40,11 +41,12 @@ class SFT(GradientPhase):
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params)
+    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    self._model = model
     self._task, self._config, self._max_hops, self._evaluate = task, config, max_hops, evaluate_policy
     self._size = task.size("sft")  # of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
-    self._rendered = functools.lru_cache(4 * config.batch_size)(self._render)
+    self._rendered = lru_cache(4 * config.batch_size)(self._render)
     if self._size is not None:
       self._check_lengths(self._size)
 

@@ -1,0 +1,41 @@
+"""Training of a reranker: a small cross-encoder puts the first 50 documents of BM25 in order.
+
+  python launch/train.py --config=configs/rerank.py --config.data.path=FOLDER
+
+The folder has the layout of BEIR; where it has no `qrels/train.tsv`, titles are dealt to training, validation and test.
+It starts from all-MiniLM-L6-v2, or what `--config.init=WORKDIR/encoder` names. The reranker is `WORKDIR/reranker`, for
+`RerankRetriever("bm25", "cross-encoder", reranker_settings={"model_name": ...}, weight=...)`, with the report's weight.
+"""
+
+import ml_collections
+
+from configs.encoder import adamw
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Return the config."""
+  return ml_collections.ConfigDict(
+    {
+      "experiment": "rerank",
+      "workdir": "runs/rerank",
+      "seed": 0,  # of the head and of the order of the examples
+      "mesh": (-1, 1, 1),
+      "init": "all-MiniLM-L6-v2",
+      "data": {
+        "path": "",
+        "parts": {"train": 0.5, "valid": 0.1, "test": 0.4},  # of the titles
+        "seed": 0,  # of their deal
+      },
+      "rerank": {
+        "steps": 400,
+        "batch_size": 8,
+        "negatives": 5,
+        "depth": 50,
+        "tokens": 224,
+        "accumulate": 1,
+        **adamw(5e-5, warmup_steps=40),
+      },
+      "evaluation": {"periodic": 50},  # validation queries
+      "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 1},
+    }
+  )

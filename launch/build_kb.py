@@ -1,0 +1,52 @@
+"""Build a knowledge base: `python launch/build_kb.py --documents=FOLDER --output=KB --type=dense --model=token-bag`.
+
+Run the same command again to go on after it was stopped. On several hosts, which all see the folder, each embeds its
+share. `python -m selfrag_jax.retrieval` does the same on one host, and searches, inspects, validates and merges.
+"""
+
+from absl import flags
+from command import run
+
+DOCUMENTS = flags.DEFINE_multi_string("documents", [], "A file, or a folder of files: .jsonl, .txt, .md, .html.")
+OUTPUT = flags.DEFINE_string("output", None, "Folder of the knowledge base.")
+TYPE = flags.DEFINE_string("type", "dense", "simple, bm25, dense, hybrid, or a retriever of your own.")
+MODEL = flags.DEFINE_string("model", None, "Encoder of dense parts: token-bag, all-MiniLM-L6-v2, a folder or hub name.")
+SETTINGS = flags.DEFINE_string("settings", "{}", "JSON, of the retriever.")
+PLUGIN = flags.DEFINE_multi_string("plugin", [], "A module that registers a retriever of your own.")
+CHUNK_SIZE = flags.DEFINE_integer("chunk_size", 180, "Longest chunk, in --chunk_unit; 0: whole.", lower_bound=0)
+CHUNK_OVERLAP = flags.DEFINE_integer("chunk_overlap", 0, "Of two chunks that follow each other.", lower_bound=0)
+CHUNK_METHOD = flags.DEFINE_enum("chunk_method", "recursive", ["word", "sentence", "recursive"], "Where to cut.")
+CHUNK_UNIT = flags.DEFINE_enum("chunk_unit", "word", ["word", "token"], "token: of the encoder.")
+NEAR = flags.DEFINE_float("near_duplicates", 1.0, "Similarity from which a chunk is left out; 1: of the same words.")
+SYNC = flags.DEFINE_bool("sync", False, "Bring a knowledge base up to date; embeds only what is new.")
+SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out, and count, what cannot be understood.")
+
+
+def main(argv: list[str]) -> None:
+  """Build what the flags describe."""
+  if len(argv) > 1 or not DOCUMENTS.value or not OUTPUT.value:
+    raise ValueError(f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "--documents and --output are needed")
+  from selfrag_jax.mesh import configure_xla, start_distributed
+
+  configure_xla()
+  start_distributed()
+  from selfrag_jax.retrieval.base import import_plugins
+  from selfrag_jax.retrieval.commands import parse_settings
+  from selfrag_jax.retrieval.knowledge_base import Chunking, prepare_knowledge_base
+
+  import_plugins(PLUGIN.value)
+  report = prepare_knowledge_base(
+    DOCUMENTS.value,
+    OUTPUT.value,
+    TYPE.value,
+    settings=parse_settings(SETTINGS.value, MODEL.value, TYPE.value),
+    chunking=Chunking(CHUNK_SIZE.value, CHUNK_OVERLAP.value, CHUNK_METHOD.value, CHUNK_UNIT.value),  # type: ignore[arg-type]
+    near_duplicates=NEAR.value,
+    sync=SYNC.value,
+    skip_bad=SKIP_BAD.value,
+  )
+  print(f"{OUTPUT.value}: " + ", ".join(f"{name} {n:,}" for name, n in report.items()))
+
+
+if __name__ == "__main__":
+  run(main)

@@ -1,0 +1,100 @@
+"""Training a text encoder on judged queries, and what that changes on titles that it has never seen."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from selfrag_jax.evals.plan import print_encoder_plan
+from selfrag_jax.evals.retrieval import Scores, as_csv, read_parts, score, sizes, summarize, table
+from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.retrieval.beir import Judged
+from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.retrieval.encoder import TextEncoder, load_encoder
+from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.train.loop import train
+from selfrag_jax.train.phases.encoder import EncoderPhase
+from selfrag_jax.train.settings import EncoderPhaseConfig, LoopConfig, settings
+from selfrag_jax.typing import Params
+
+
+@dataclasses.dataclass
+class Experiment:
+  """An encoder, the parts of the collection by name (train, valid, test), and how it is trained."""
+
+  config: dict[str, Any]
+  mesh: Mesh
+  encoder: TextEncoder
+  data: dict[str, Judged]
+  settings: EncoderPhaseConfig
+  loop: LoopConfig
+
+  def phase(self) -> EncoderPhase:
+    """Make the phase."""
+    task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])
+    return EncoderPhase(
+      "encoder",
+      task,
+      self.encoder,
+      self.settings,
+      mesh=self.mesh,
+      seed=self.config["seed"],
+      evaluate_params=lambda params: {name: float(x.mean()) for name, x in self.score("valid", params).items()},
+    )
+
+  def score(self, part: str, params: Params) -> Scores:
+    """Rank a part of the collection with these parameters."""
+    embed = self.encoder.with_params(params)
+    retriever = DenseRetriever(encoder=embed)
+    retriever.add_documents(self.data[part].documents)
+    return score(retriever, self.data[part])
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  mesh = make_mesh(config["mesh"])
+  section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
+  data = read_parts(config["data"])
+  encoder = load_encoder(config["init"])
+  return Experiment(config, mesh, encoder, data, section, settings(LoopConfig, config["loop"], "loop"))
+
+
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Train, write the encoder to `workdir/encoder`, and compare it with what it was; `encoder.json` and `.csv`."""
+  workdir, data = epath.Path(workdir), experiment.data
+  print(sizes(data), flush=True)
+  with jax.set_mesh(experiment.mesh):
+    state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})
+    params = jax.device_get(state.params)
+  experiment.encoder.save(os.fspath(workdir / "encoder"), params)
+  words = BM25Retriever()
+  words.add_documents(data["test"].documents)
+  scores = {
+    "before": experiment.score("test", experiment.encoder.params),
+    "trained": experiment.score("test", params),
+    "bm25": score(words, data["test"]),
+  }
+  counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
+  report = {**counts, "config": experiment.config, **summarize(scores)}
+  write_json(workdir / "encoder.json", report)
+  write_bytes_atomic(workdir / "encoder.csv", as_csv(scores).encode())
+  print(table(scores, report))
+  return report
+
+
+def dry_run(experiment: Experiment) -> None:
+  """Print mesh, parameters, the memory that the compiled update needs, and the first examples."""
+  phase = experiment.phase()
+  with jax.set_mesh(experiment.mesh):
+    print_encoder_plan(experiment.mesh, experiment.encoder.params, {"encoder": phase})
+  found = phase.task.examples([0])
+  print("first query:", phase.task.queries[found.queries[0]])
+  for name, place in zip(("relevant", "negative"), found.documents[0], strict=False):
+    print(f"{name}:", phase.task.documents[place])

@@ -1,0 +1,141 @@
+"""Training a cross-encoder on judged queries, and what it adds to BM25 on titles that it has never seen."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from selfrag_jax.evals.plan import print_encoder_plan
+from selfrag_jax.evals.retrieval import Scores, as_csv, read_parts, score, sizes, summarize, table
+from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.retrieval.beir import Judged
+from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.cross_encoder import CrossEncoder
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.encoder import BertEncoder, load_encoder
+from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
+from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.train.loop import train
+from selfrag_jax.train.phases.rerank import RerankPhase
+from selfrag_jax.train.settings import LoopConfig, RerankPhaseConfig, settings
+from selfrag_jax.typing import Params
+
+WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses
+
+
+@dataclasses.dataclass
+class Experiment:
+  """A cross-encoder, the parts of the collection by name (train, valid, test), and how it is trained."""
+
+  config: dict[str, Any]
+  mesh: Mesh
+  encoder: CrossEncoder
+  data: dict[str, Judged]
+  settings: RerankPhaseConfig
+  loop: LoopConfig
+
+  @cached_property
+  def periodic(self) -> Judged:
+    """The validation queries that are scored while it trains: some of them, evenly."""
+    valid, n = self.data["valid"], self.config["evaluation"]["periodic"]
+    chosen = list(valid.queries)[:: max(len(valid.queries) // n, 1)][:n]
+    return Judged(valid.documents, {q: valid.queries[q] for q in chosen}, {q: valid.qrels[q] for q in chosen})
+
+  def phase(self) -> RerankPhase:
+    """Make the phase."""
+    section = self.settings
+    task = RankingTask(self.data["train"], section.negatives, mined=section.depth, seed=self.config["seed"])
+    return RerankPhase(
+      "rerank",
+      task,
+      self.encoder,
+      section,
+      mesh=self.mesh,
+      seed=self.config["seed"],
+      evaluate_params=self.validate,
+    )
+
+  def validate(self, params: Params) -> dict[str, float]:
+    """Score a cross-encoder, alone, on the periodic queries."""
+    return {name: float(x.mean()) for name, x in self.rerank(self.periodic, self.reader(params), 1.0).items()}
+
+  def reader(self, params: Params) -> Reranker:
+    """Return the cross-encoder with these parameters."""
+    return CrossEncoder(self.encoder.config, params, self.encoder.tokenizer)
+
+  def rerank(self, data: Judged, reranker: Reranker, weight: float) -> Scores:
+    """Score BM25's ranking of a part of the collection, put in order by `reranker`."""
+    retriever = RerankRetriever(BM25Retriever(), reranker, depth=self.settings.depth, weight=weight)
+    retriever.add_documents(data.documents)
+    return score(retriever, data)
+
+
+class Remembered:
+  """A reranker that reads each pair once: the weights are tried on the same scores."""
+
+  def __init__(self, reranker: Reranker):
+    self._reranker, self._known = reranker, {}
+
+  def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
+    """Score documents for a query, f32 [N]."""
+    key = query, *(document.id for document in documents)
+    if key not in self._known:
+      self._known[key] = np.asarray(self._reranker(query, documents))
+    return self._known[key]
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  mesh = make_mesh(config["mesh"])
+  section = settings(RerankPhaseConfig, config["rerank"], "rerank")
+  data = read_parts(config["data"])
+  encoder = load_encoder(config["init"])
+  if not isinstance(encoder, BertEncoder):
+    raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
+  start = CrossEncoder.from_encoder(encoder, jax.random.key(config["seed"]))
+  return Experiment(config, mesh, start, data, section, settings(LoopConfig, config["loop"], "loop"))
+
+
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Train, write the cross-encoder to `workdir/reranker`, and compare with BM25; `rerank.json` and `.csv`."""
+  workdir, data = epath.Path(workdir), experiment.data
+  print(sizes(data), flush=True)
+  with jax.set_mesh(experiment.mesh):
+    state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})
+    params = jax.device_get(state.params)
+  experiment.encoder.save(os.fspath(workdir / "reranker"), params)
+  reader = Remembered(experiment.reader(jax.device_put(params)))
+  tried = {weight: experiment.rerank(data["valid"], reader, weight)["ndcg@10"].mean() for weight in WEIGHTS}
+  weight = max(tried, key=lambda w: tried[w])
+  words = BM25Retriever()
+  words.add_documents(data["test"].documents)
+  scores = {
+    "bm25": score(words, data["test"]),
+    "reranked": experiment.rerank(data["test"], reader, 1.0),
+    "blended": experiment.rerank(data["test"], reader, weight),
+  }
+  counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
+  report = {**counts, "weight": weight, "config": experiment.config, **summarize(scores)}
+  write_json(workdir / "rerank.json", report)
+  write_bytes_atomic(workdir / "rerank.csv", as_csv(scores).encode())
+  print(f"weight of the cross-encoder that is best on validation: {weight}")
+  print(table(scores, report))
+  return report
+
+
+def dry_run(experiment: Experiment) -> None:
+  """Print mesh, parameters, the memory that the compiled update needs, and the first example."""
+  phase = experiment.phase()
+  with jax.set_mesh(experiment.mesh):
+    print_encoder_plan(experiment.mesh, experiment.encoder.params, {"rerank": phase})
+  batch = phase.batch(0)
+  for name, row, n in zip(("relevant", "negative"), batch["tokens"][0], batch["lengths"][0], strict=False):
+    print(f"{name}:", experiment.encoder.tokenizer.decode(row[:n]))

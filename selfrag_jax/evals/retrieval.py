@@ -1,0 +1,158 @@
+"""Retrievers on judged queries: how well each ranks, how long a query takes, and how sure the differences are."""
+
+import csv
+import dataclasses
+import io
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from selfrag_jax.evals import figures
+from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
+from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
+from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
+
+
+@dataclasses.dataclass
+class Experiment:
+  """A judged collection and the retrievers, without documents, that are to rank it."""
+
+  config: dict[str, Any]
+  data: Judged
+  retrievers: dict[str, BaseRetriever]
+
+
+class Scores(dict[str, np.ndarray]):
+  """Each metric's values, [N] in the order of the queries; `ms_per_query` beside them."""
+
+  ms_per_query: float = 0.0
+
+
+def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10), batch_size: int = 32) -> Scores:
+  """Ask a retriever all queries and score its rankings; `ms_per_query` is the median over the batches."""
+  texts, rankings, times = list(data.queries.values()), [], []
+  retriever.retrieve_batch(texts[:batch_size], max(ks))  # indexes are merged, programs compiled
+  for start in range(0, len(texts), batch_size):
+    part = texts[start : start + batch_size]
+    began = time.perf_counter()
+    rankings += retriever.retrieve_batch(part, max(10, *ks))
+    times.append((time.perf_counter() - began) / len(part))
+  rows: list[dict[str, float]] = []
+  for found, relevant in zip(rankings, data.qrels.values(), strict=True):
+    ids = [document.id for document in found]
+    row = {f"recall@{k}": compute_retrieval_recall(ids, relevant, k) for k in ks}
+    row |= {"ndcg@10": ndcg(ids, relevant, 10), "mrr@10": reciprocal_rank(ids, relevant, 10)}
+    rows.append(row | {"all_gold@10": all_found(ids, relevant, 10)})
+  scores = Scores({name: np.array([row[name] for row in rows]) for name in rows[0]})
+  scores.ms_per_query = 1000 * float(np.median(times))
+  return scores
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config, read the collection and make the retrievers. Raises ValueError with the fix."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  if not config["data"]["path"]:
+    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
+  import_plugins(config["plugins"])
+  if not config["retrievers"]:
+    raise ValueError("config.retrievers is empty; name at least one")
+  retrievers = {}
+  for name, section in config["retrievers"].items():
+    section = dict(section)
+    try:
+      retrievers[name] = create(section.pop("type", name), **section)
+    except TypeError as error:
+      raise ValueError(f"config.retrievers.{name}: {error}") from None
+  data = read_beir(config["data"]["path"], config["data"]["split"])
+  if n := config["queries"]:
+    chosen = list(data.queries)[:n]
+    data = Judged(data.documents, {q: data.queries[q] for q in chosen}, {q: data.qrels[q] for q in chosen})
+  return Experiment(config, data, retrievers)
+
+
+def read_parts(section: Mapping[str, Any]) -> dict[str, Judged]:
+  """Read a collection and split it by title, or by the files of `qrels/`. Raises ValueError with the fix."""
+  if not section["path"]:
+    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
+  if not (epath.Path(section["path"]) / "qrels").is_dir():
+    return split_by_title(read_beir(section["path"]), section["parts"], section["seed"])
+  names = {"train": "train", "valid": "dev", "test": "test"}
+  return {part: read_beir(section["path"], name) for part, name in names.items()}
+
+
+def sizes(parts: Mapping[str, Judged]) -> str:
+  """Say how large the parts are."""
+  return ", ".join(f"{part} {len(d.queries):,} queries on {len(d.documents):,} documents" for part, d in parts.items())
+
+
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Index and ask with every retriever; write `retrieval.json`, `.csv` and `.png`."""
+  workdir, data, config = epath.Path(workdir), experiment.data, experiment.config
+  print(f"{len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
+  scores, report = {}, {"documents": len(data.documents), "queries": len(data.queries), "config": config}
+  for name, retriever in experiment.retrievers.items():
+    began = time.perf_counter()
+    retriever.add_documents(data.documents)
+    report[f"{name}.index_seconds"] = round(time.perf_counter() - began, 3)
+    scores[name] = score(retriever, data, config["ks"], config["batch_size"])
+    print(f"{name}: {line(scores[name])}", file=sys.stderr, flush=True)
+  report |= summarize(scores)
+  write_json(workdir / "retrieval.json", report)
+  write_bytes_atomic(workdir / "retrieval.csv", as_csv(scores).encode())
+  figures.retrieval_bars(workdir, report, list(scores))
+  print(table(scores, report))
+  return report
+
+
+def summarize(scores: Mapping[str, Scores]) -> dict[str, Any]:
+  """Return `NAME.metric` with intervals of nDCG@10, and its paired difference to that of the first retriever."""
+  report: dict[str, Any] = {}
+  first = next(iter(scores.values()))
+  for name, found in scores.items():
+    report |= {f"{name}.{metric}": float(values.mean()) for metric, values in found.items()}
+    report[f"{name}.ms_per_query"] = round(found.ms_per_query, 4)
+    report[f"{name}.ndcg@10_interval"] = list(bootstrap_interval(found["ndcg@10"]))
+    if found is not first:
+      report[f"{name}.ndcg@10_difference"] = float((found["ndcg@10"] - first["ndcg@10"]).mean())
+      report[f"{name}.ndcg@10_difference_interval"] = list(bootstrap_difference(found["ndcg@10"], first["ndcg@10"]))
+  return report
+
+
+def line(scores: Scores) -> str:
+  """Format the means of one retriever."""
+  values = "  ".join(f"{name} {values.mean():.4f}" for name, values in scores.items())
+  return f"{values}  {scores.ms_per_query:.2f} ms a query"
+
+
+def as_csv(scores: Mapping[str, Scores]) -> str:
+  """One line a retriever."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator="\n")
+  metrics = list(next(iter(scores.values())))
+  writer.writerow(["retriever", *metrics, "ms_per_query"])
+  for name, found in scores.items():
+    writer.writerow([name, *(f"{found[metric].mean():.6f}" for metric in metrics), f"{found.ms_per_query:.4f}"])
+  return out.getvalue()
+
+
+def table(scores: Mapping[str, Scores], report: Mapping[str, Any]) -> str:
+  """Format all retrievers for a terminal."""
+  metrics = list(next(iter(scores.values())))
+  width = max(map(len, scores)) + 2
+  head = (
+    f"{'':{width}}" + "".join(f"{metric:>12}" for metric in metrics) + f"{'ms/query':>10}   nDCG@10 against the first"
+  )
+  lines = [head]
+  for name, found in scores.items():
+    row = f"{name:{width}}" + "".join(f"{found[metric].mean():12.4f}" for metric in metrics)
+    row += f"{found.ms_per_query:10.2f}"
+    if interval := report.get(f"{name}.ndcg@10_difference_interval"):
+      row += f"   {report[f'{name}.ndcg@10_difference']:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}]"
+    lines.append(row)
+  return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""Knowledge bases on the command line: `python -m selfrag_jax.retrieval --documents FOLDER --output KB`.
+
+Commands: build (which need not be named), add, delete, search, inspect, validate, merge. `COMMAND --help` says more.
+Exit code 0: done; 1: what the user can mend, in one line on standard error; 2: wrong arguments; 130: Ctrl-C.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+  """Return the parser of all commands."""
+  main = argparse.ArgumentParser(
+    prog="python -m selfrag_jax.retrieval", description="Build knowledge bases and look into them."
+  )
+  main.add_argument("--traceback", action="store_true", help="show where an error arose")
+  commands_of = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+  def command(name: str, help: str) -> argparse.ArgumentParser:
+    one = commands_of.add_parser(
+      name, help=help, description=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    one.add_argument("--plugin", action="append", default=[], help="a module that registers a retriever of yours")
+    return one
+
+  build = command("build", "Build a knowledge base from files. Run it again to go on after it was stopped.")
+  add_build_arguments(build)
+  add = command("add", "Add the documents of files to a knowledge base.")
+  delete = command("delete", "Delete documents from a knowledge base, by id or by metadata.")
+  search = command("search", "Search a knowledge base.")
+  inspect = command("inspect", "Say what a knowledge base holds and how it was made.")
+  validate = command("validate", "Check every file, that the parts agree, and that the encoder gives the same vectors.")
+  merge = command("merge", "Put knowledge bases of one kind together; nothing is embedded anew.")
+  for one in (add, delete, search, inspect, validate):
+    one.add_argument("--knowledge_base", required=True, metavar="KB", help="its folder")
+  add.add_argument("--documents", required=True, nargs="+", metavar="FILE", help="files or folders")
+  delete.add_argument("--id", action="append", default=[], help="of a document; may be given several times")
+  for one in (delete, search):
+    one.add_argument("--where", action="append", default=[], metavar="NAME=VALUE", help="metadata, title or source")
+  search.add_argument("query", nargs="+", help="what to look for; several queries are searched at once")
+  search.add_argument("--top_k", type=int, default=5, help="documents a query")
+  for one in (search, inspect, validate):
+    one.add_argument("--json", action="store_true", help="print JSON")
+  validate.add_argument("--sample", type=int, default=32, help="documents that are embedded again")
+  merge.add_argument("knowledge_bases", nargs="+", metavar="KB", help="their folders")
+  merge.add_argument("--output", required=True, help="folder of the new one")
+  return main
+
+
+def add_build_arguments(build: argparse.ArgumentParser) -> None:
+  """Add what `prepare_knowledge_base` takes."""
+  build.add_argument(
+    "--documents", required=True, nargs="+", metavar="FILE", help="files or folders: .jsonl .txt .md .html"
+  )
+  build.add_argument("--output", required=True, metavar="KB", help="folder of the knowledge base")
+  build.add_argument("--type", default="dense", help="simple, bm25, dense, hybrid, or the name of your own")
+  build.add_argument(
+    "--model", default=None, help="encoder of dense parts: token-bag, all-MiniLM-L6-v2, a folder or hub name"
+  )
+  build.add_argument("--settings", default="{}", metavar="JSON", help='of the retriever, such as {"k1": 0.9}')
+  build.add_argument(
+    "--chunk_size", type=int, default=180, help="longest chunk, in --chunk_unit; 0: documents stay whole"
+  )
+  build.add_argument("--chunk_overlap", type=int, default=0, help="of two chunks that follow each other")
+  build.add_argument(
+    "--chunk_method", default="recursive", choices=("word", "sentence", "recursive"), help="where to cut"
+  )
+  build.add_argument("--chunk_unit", default="word", choices=("word", "token"), help="token: of the encoder")
+  build.add_argument(
+    "--near_duplicates", type=float, default=1.0, metavar="SIMILARITY", help="from which a chunk is left out; 1: equal"
+  )
+  build.add_argument("--sync", action="store_true", help="bring a knowledge base up to date; embeds only what is new")
+  build.add_argument("--skip_bad", action="store_true", help="leave out, and count, what cannot be understood")
+  build.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Run a command and return the exit code."""
+  given = list(sys.argv[1:] if argv is None else argv)
+  if given and given[0].startswith("--") and given[0] not in ("--help", "--traceback"):
+    given.insert(0, "build")
+  arguments = parser().parse_args(given)
+  # after the arguments have been read: JAX takes a second to import, and --help should not
+  from selfrag_jax.files import FolderInUseError
+  from selfrag_jax.mesh import configure_xla
+  from selfrag_jax.retrieval import commands
+  from selfrag_jax.retrieval.base import import_plugins
+  from selfrag_jax.retrieval.folder import FolderError
+
+  configure_xla()
+  try:
+    sys.path.insert(0, str(Path.cwd()))  # where plugins lie
+    import_plugins(arguments.plugin)
+    return getattr(commands, arguments.command)(arguments)
+  except KeyboardInterrupt:
+    print("stopped; run the same again to go on", file=sys.stderr)
+    return 130
+  except (ValueError, OSError, KeyError, FolderError, FolderInUseError) as error:
+    if arguments.traceback:
+      raise
+    print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())

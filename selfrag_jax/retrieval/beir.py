@@ -1,0 +1,106 @@
+"""Collections of documents with judged queries, in the layout of BEIR (arXiv 2104.08663).
+
+corpus.jsonl                      lines of {_id, title, text}
+queries.jsonl                     lines of {_id, text}
+qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id, score, under one line of headings
+"""
+
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from selfrag_jax.files import read_jsonl, read_lines
+from selfrag_jax.retrieval.document import Document
+
+Qrels = dict[str, dict[str, float]]  # query id -> document id -> grade, above 0
+
+
+class Judged(NamedTuple):
+  """A collection, and of each query with a relevant document its text and its grades."""
+
+  documents: list[Document]
+  queries: dict[str, str]
+  qrels: Qrels
+
+
+def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
+  """Read a folder; `split` names a file of `qrels/`, where there is that folder.
+
+  Raises FileNotFoundError for what is missing; ValueError, with file and line, for what is wrong.
+  """
+  folder = epath.Path(path)
+  qrels = folder / "qrels" / f"{split}.tsv" if (folder / "qrels").is_dir() else folder / "qrels.tsv"
+  for file in (folder / "corpus.jsonl", folder / "queries.jsonl", qrels):
+    if not file.exists():
+      raise FileNotFoundError(f"{file} does not exist; a BEIR folder has corpus.jsonl, queries.jsonl and qrels.tsv")
+  documents, queries = read_corpus(folder / "corpus.jsonl"), {}
+  for number, record in read_jsonl(folder / "queries.jsonl"):
+    where = f"{folder / 'queries.jsonl'}, line {number}"
+    id, text = record.get("_id"), record.get("text")
+    if not isinstance(id, str) or not isinstance(text, str):
+      raise ValueError(f"{where}: _id and text must be strings, got {id!r} and {text!r}")
+    if id in queries:
+      raise ValueError(f"{where}: the query id {id!r} occurs twice; ids must be unique")
+    queries[id] = text
+  grades = read_qrels(qrels, queries, {document.id for document in documents})
+  if not grades:
+    raise ValueError(f"{qrels} names no relevant document; there is nothing to evaluate")
+  return Judged(documents, {id: queries[id] for id in grades}, grades)
+
+
+def read_corpus(path: epath.PathLike) -> list[Document]:
+  """Read the documents of a `corpus.jsonl`. Raises ValueError, with file and line, for what is no document."""
+  documents: dict[str, Document] = {}
+  for number, record in read_jsonl(path):
+    id, title, text = record.get("_id"), record.get("title") or "", record.get("text")
+    if not isinstance(id, str) or not id or not isinstance(title, str) or not isinstance(text, str):
+      raise ValueError(f"{path}, line {number}: _id, title and text must be strings, got {id!r}")
+    if id in documents:
+      raise ValueError(f"{path}, line {number}: the id {id!r} occurs twice; ids must be unique")
+    documents[id] = Document(id, title, text)
+  if not documents:
+    raise ValueError(f"{path} holds no document; there is nothing to search")
+  return list(documents.values())
+
+
+def read_qrels(path: epath.PathLike, queries: Collection[str], documents: Collection[str]) -> Qrels:
+  """Read the grades above 0. Raises ValueError, with file and line, for ids that are in neither collection."""
+  grades: Qrels = {}
+  for number, line in islice(read_lines(path), 1, None):
+    try:
+      query, document, score = line.split("\t")
+      grade = float(score)
+    except ValueError:
+      raise ValueError(
+        f"{path}, line {number}: {line!r} is not query-id, corpus-id and score with tabs between"
+      ) from None
+    if query not in queries or document not in documents:
+      unknown = f"document {document!r}" if query in queries else f"query {query!r}"
+      raise ValueError(f"{path}, line {number}: there is no {unknown}; remove the line or add what it names")
+    if grade > 0:
+      grades.setdefault(query, {})[document] = grade
+  return grades
+
+
+def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> dict[str, Judged]:
+  """Deal whole titles to parts of about the given sizes; a query goes with its documents.
+
+  No title is in two parts, so nothing that one part says of a subject helps with another. Queries whose documents are
+  in several parts are left out. Raises ValueError for fewer titles than parts.
+  """
+  titles = sorted({document.title for document in data.documents})
+  if len(titles) < len(parts):
+    raise ValueError(f"{len(titles)} titles cannot be split into {len(parts)} parts; titles are what is dealt")
+  titles = [titles[i] for i in np.random.default_rng(seed).permutation(len(titles))]
+  shares = np.cumsum(list(parts.values()))
+  ends = np.clip(np.round(shares / shares[-1] * len(titles)).astype(int), np.arange(len(parts)) + 1, None)
+  found, start = {}, 0
+  for name, end in zip(parts, ends, strict=True):
+    documents = [document for document in data.documents if document.title in set(titles[start:end])]
+    ids = {document.id for document in documents}
+    qrels = {query: grades for query, grades in data.qrels.items() if grades.keys() <= ids}
+    found[name], start = Judged(documents, {query: data.queries[query] for query in qrels}, qrels), end
+  return found

@@ -1,0 +1,181 @@
+"""What the commands of `python -m selfrag_jax.retrieval` do, each with its parsed arguments; the result is printed."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.retrieval.base import BaseRetriever, load
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.folder import MANIFEST, verified
+from selfrag_jax.retrieval.knowledge_base import (
+  FILE,
+  Chunking,
+  dense_parts,
+  merge_knowledge_bases,
+  prepare_knowledge_base,
+)
+from selfrag_jax.retrieval.manager import RetrievalManager
+
+SAME = 1e-3  # cosine distance between a vector and the same text embedded again, in another precision perhaps
+SHOWN = 200  # characters of a document
+
+
+def build(arguments: Namespace) -> int:
+  """Build or bring up to date."""
+  report = prepare_knowledge_base(
+    arguments.documents,
+    arguments.output,
+    arguments.type,
+    settings=parse_settings(arguments.settings, arguments.model, arguments.type),
+    chunking=Chunking(arguments.chunk_size, arguments.chunk_overlap, arguments.chunk_method, arguments.chunk_unit),
+    near_duplicates=arguments.near_duplicates,
+    sync=arguments.sync,
+    skip_bad=arguments.skip_bad,
+    progress=not arguments.quiet,
+  )
+  print(f"{arguments.output}: " + ", ".join(f"{name} {n:,}" for name, n in report.items()))
+  return 0
+
+
+def add(arguments: Namespace) -> int:
+  """Add documents of files, as they are."""
+  manager = RetrievalManager(knowledge_base_path=arguments.knowledge_base)
+  added = sum(manager.load_jsonl(path) for path in arguments.documents)
+  manager.save_knowledge_base(arguments.knowledge_base)
+  print(f"added {added:,}; {arguments.knowledge_base} has {len(manager.retriever):,} documents")
+  return 0
+
+
+def delete(arguments: Namespace) -> int:
+  """Delete by ids or metadata."""
+  retriever = load(arguments.knowledge_base)
+  where = parse_where(arguments.where)
+  deleted = retriever.delete(arguments.id or None, where=where or None)
+  retriever.save(arguments.knowledge_base)
+  print(f"deleted {deleted:,}; {arguments.knowledge_base} has {len(retriever):,} documents")
+  return 0
+
+
+def search(arguments: Namespace) -> int:
+  """Print what is found for each query."""
+  retriever = load(arguments.knowledge_base)
+  found = retriever.retrieve_batch(arguments.query, arguments.top_k, where=parse_where(arguments.where) or None)
+  if arguments.json:
+    rows = zip(arguments.query, found, strict=True)
+    print(json.dumps([{"query": q, "documents": [d.to_dict() for d in ds]} for q, ds in rows], ensure_ascii=False))
+    return 0
+  for query, documents in zip(arguments.query, found, strict=True):
+    print(f"{query}{'' if documents else ': nothing found'}")
+    for rank, document in enumerate(documents, 1):
+      print(f"{rank:3}. {document.score:.4f}  {document.id}  {document.title}\n     {_shown(document.content)}")
+  return 0
+
+
+def inspect(arguments: Namespace) -> int:
+  """Say what a folder holds."""
+  files, retriever = verified(arguments.knowledge_base), load(arguments.knowledge_base)
+  held = [file for file in sorted(files.rglob("*")) if file.is_file()]
+  dense = [{"model": p.settings["model_name"], "shape": list(p.vectors.shape)} for p in dense_parts(retriever)]
+  described = {
+    "type": retriever.name,
+    "settings": retriever.settings,
+    "documents": len(retriever),
+    "embeddings": dense,
+    "build": {name: value for name, value in retriever.build.items() if name != "files"},
+    "sources": len(retriever.build.get("files", {})),
+    "added_by_hand": sum(FILE not in document.metadata for document in retriever.documents),
+    "bytes": {file.relative_to(files).as_posix(): file.stat().st_size for file in held},
+  }
+  if arguments.json:
+    print(json.dumps(described, ensure_ascii=False, default=list))
+    return 0
+  for name, value in described.items():
+    print(f"{name:14} {json.dumps(value, ensure_ascii=False, default=list)}")
+  for document in retriever.documents[:3]:
+    print(f"  {document.id}  {document.title}: {_shown(document.content)}")
+  return 0
+
+
+def validate(arguments: Namespace) -> int:
+  """Check digests, that documents and vectors agree, and that the encoder is the one that made them."""
+  retriever = load(arguments.knowledge_base)  # which checks the digests, and that there is a vector for each document
+  empty = [document.id for document in retriever.documents if not document.text.strip()]
+  problems = [f"{len(empty)} documents are empty, such as {empty[0]}"] if empty else []
+  problems += _changed_encoders(retriever, arguments.sample)
+  manifest = json.loads((Path(arguments.knowledge_base) / MANIFEST).read_text(encoding="utf-8"))
+  report = {"documents": len(retriever), "files": len(manifest["files"]), "problems": problems}
+  if arguments.json:
+    print(json.dumps(report))
+  elif not problems:
+    print(f"{arguments.knowledge_base}: {len(retriever):,} documents in {len(manifest['files'])} files, all as written")
+  for problem in problems if not arguments.json else ():
+    print(f"{arguments.knowledge_base}: {problem}")
+  return 1 if problems else 0
+
+
+def merge(arguments: Namespace) -> int:
+  """Put knowledge bases together."""
+  merged = merge_knowledge_bases(arguments.knowledge_bases, arguments.output)
+  print(f"{arguments.output} has {len(merged):,} documents")
+  return 0
+
+
+def parse_settings(text: str, model: str | None, retriever_type: str) -> dict[str, Any]:
+  """Return the settings of a retriever: JSON, and the encoder of its dense parts. Raises ValueError."""
+  try:
+    settings = json.loads(text)
+  except ValueError as error:
+    raise ValueError(f"--settings {text}: {error}") from None
+  if not isinstance(settings, dict):
+    raise ValueError(f"--settings {text} is no JSON object")
+  if model is None:
+    return settings
+  if retriever_type == "dense":
+    return {**settings, "model_name": model}
+  if retriever_type == "hybrid" and "retrievers" not in settings:
+    return {**settings, "retrievers": ["bm25", "dense"], "settings": [{}, {"model_name": model}]}
+  raise ValueError(f"--model names the encoder of dense and hybrid; for {retriever_type} use --settings")
+
+
+def parse_where(pairs: Sequence[str]) -> dict[str, Any]:
+  """Return a filter from NAME=VALUE; a value that is JSON, such as a number, is taken as that. Raises ValueError."""
+  where: dict[str, Any] = {}
+  for pair in pairs:
+    name, equals, value = pair.partition("=")
+    if not equals or not name:
+      raise ValueError(f"--where {pair}: write NAME=VALUE")
+    try:
+      where[name] = [json.loads(value), value]  # the text "2020" fits as well as the number
+    except ValueError:
+      where[name] = value
+  return where
+
+
+def _changed_encoders(retriever: BaseRetriever, n: int) -> list[str]:
+  rng, problems = np.random.default_rng(0), []
+  for part in dense_parts(retriever):
+    chosen = rng.permutation(len(part))[:n]
+    documents: list[Document] = [part.documents[i] for i in chosen]
+    rows = np.asarray(part.encoder([document.text for document in documents]), np.float32)
+    kept = part.vectors[chosen]
+    if rows.shape != kept.shape:
+      problems.append(f"{part.settings['model_name']} gives vectors of width {rows.shape[1]}, not {kept.shape[1]}")
+      continue
+    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(kept, axis=1)
+    cosine = np.sum(rows * kept, axis=1) / np.maximum(norms, 1e-12)
+    far = np.flatnonzero((cosine < 1 - SAME) & (norms > 0))
+    if len(far):
+      problems.append(
+        f"{part.settings['model_name']} gives other vectors for {len(far)} of {len(chosen)} documents, such as "
+        f"{documents[far[0]].id}: it is another encoder than the one that built this"
+      )
+  return problems
+
+
+def _shown(text: str) -> str:
+  text = " ".join(text.split())
+  return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"

@@ -1,0 +1,95 @@
+"""Cross-encoders: a BERT that reads query and document together and scores how well they fit (arXiv 1901.04085)."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from selfrag_jax.retrieval import bert
+from selfrag_jax.retrieval.batches import embed_by_length
+from selfrag_jax.retrieval.bert import Bert, BertConfig
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.encoder import STEP, BertEncoder, computed_in, locate_bert
+from selfrag_jax.text.wordpiece import WordPieceTokenizer
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+
+QUERY_TOKENS = 64  # of a query; the document has the rest of the row
+
+
+@partial(jax.jit, static_argnames=("config", "closing"))
+def score(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike, closing: int) -> Array:
+  """Score right-padded pairs `[CLS] query [SEP] document [SEP]`, f32 [B]; `closing` is the id of `[SEP]`."""
+  tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
+  mask = jnp.arange(tokens.shape[1])[None] < jnp.maximum(lengths, 1)[:, None]
+  closes = tokens == closing
+  types = (jnp.cumsum(closes, axis=1) - closes > 0).astype(jnp.int32)  # 1 behind the first [SEP]
+  scores: Any = Bert(config).apply(params, tokens, mask, types)
+  return scores[:, 0]
+
+
+class CrossEncoder:
+  """A function of a query and documents to scores f32 [N]; higher is better."""
+
+  def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
+    self.config, self.params, self.tokenizer = config, params, tokenizer
+
+  @classmethod
+  def from_encoder(cls, encoder: BertEncoder, key: PRNGKey) -> "CrossEncoder":
+    """Start from an encoder of single texts, under a head that has not been trained."""
+    config = BertConfig(**{**vars(encoder.config), "labels": 1})
+    fresh = nn.unbox(bert.init_bert(config, key))["params"]
+    head = {name: fresh[name] for name in ("pooler", "head")}
+    return cls(config, {"params": {**encoder.params["params"], **head}}, encoder.tokenizer)
+
+  def init(self, key: PRNGKey) -> Params:
+    """Draw parameters, boxed with the names of their logical axes."""
+    return bert.init_bert(self.config, key)
+
+  def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
+    """Score documents for a query."""
+    rows = self.pairs([query] * len(documents), [document.text for document in documents])
+    return self.scores(rows)
+
+  def scores(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Score pairs of token ids, f32 [N]."""
+    read = lambda tokens, lengths: score(self.config, self.params, tokens, lengths, self._closing)[:, None]
+    longest = self.config.max_tokens
+    return embed_by_length(rows, read, 1, lambda length: min(-(-length // STEP) * STEP, max(longest, length)))[:, 0]
+
+  def pairs(self, queries: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of `[CLS] query [SEP] text [SEP]`, cut to `max_tokens`."""
+    return join_pairs(self.tokenizer.encode_batch(queries), self.tokenizer.encode_batch(texts), self)
+
+  @property
+  def _closing(self) -> int:
+    return self.tokenizer.special["[SEP]"]
+
+  def save(self, folder: str | os.PathLike, params: Params) -> None:
+    """Write a folder that `load_cross_encoder` and transformers can load."""
+    bert.write_bert(Path(folder), self.config, params, self.tokenizer)
+
+
+def join_pairs(
+  queries: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], encoder: CrossEncoder
+) -> list[list[int]]:
+  """Put pairs of token ids between the special tokens of an encoder, cut to what it reads."""
+  first, last = encoder.tokenizer.special["[CLS]"], encoder.tokenizer.special["[SEP]"]
+  rows = []
+  for query, text in zip(queries, texts, strict=True):
+    head = [first, *query[: min(QUERY_TOKENS, encoder.config.max_tokens // 2)], last]
+    rows.append([*head, *text[: encoder.config.max_tokens - len(head) - 1], last])
+  return rows
+
+
+def load_cross_encoder(source: str | os.PathLike, dtype: str = "auto") -> CrossEncoder:
+  """Load a BERT with one output: a folder of transformers or of `configs/rerank.py`, or a name on the hub.
+
+  Raises like `load_encoder`.
+  """
+  return CrossEncoder(*bert.read_bert(locate_bert(source), computed_in(dtype), labels=1))

@@ -1,0 +1,137 @@
+"""The language model as a retriever's part: as an encoder of texts, and as a judge of how well a passage fits."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
+from selfrag_jax.retrieval.batches import embed_by_length
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.encoder import STEP, TextEncoder, computed_in, unit
+from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+
+SAMPLE = 256  # texts over which an untrained model's states are standardised
+
+
+@partial(jax.jit, static_argnames="config")
+def pooled(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  """Return the mean hidden states of right-padded rows, [B, D]; zeros for an empty row."""
+  mask = jnp.arange(jnp.shape(tokens_BxT)[1])[None] < jnp.asarray(lengths_B)[:, None]
+  return mean_pool(hidden_states(config, params, tokens_BxT, mask), mask)
+
+
+class LMEncoder(TextEncoder):
+  """A language model's pooled hidden state, as a unit vector.
+
+  Untrained states share a few huge dimensions: `fit` makes each of mean 0 and variance 1 over some texts, and a
+  retriever keeps what it found. `params` holds those constants beside the model's, so that training goes on from there.
+  """
+
+  def __init__(self, config: ModelConfig, params: Params, tokenizer: BPETokenizer, max_tokens: int = 256):
+    self.config, self.tokenizer, self.max_tokens, self.width = config, tokenizer, max_tokens, config.d_model
+    self.params = {"model": params, "mean": np.zeros(self.width, np.float32), "scale": np.ones(self.width, np.float32)}
+
+  @classmethod
+  def load(cls, source: str | os.PathLike, dtype: str = "auto", max_tokens: int = 256) -> "LMEncoder":
+    """Load whatever `load_pretrained` takes, or a folder of `save`. Raises ValueError for a model without tokenizer."""
+    found = load_pretrained(source, dtype=computed_in(dtype))
+    if found.tokenizer is None:
+      raise ValueError(f"{source} comes without a tokenizer; an encoder of texts needs one")
+    encoder = cls(found.config, found.params, found.tokenizer, max_tokens)
+    constants = Path(source) / CONSTANTS
+    if constants.exists():
+      with np.load(constants, allow_pickle=False) as arrays:
+        encoder.constants = dict(arrays)
+    return encoder
+
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    """Mean and scale, f32 [D]."""
+    return {name: np.asarray(self.params[name]) for name in ("mean", "scale")}
+
+  @constants.setter
+  def constants(self, arrays: dict[str, np.ndarray]) -> None:
+    self.params = {**self.params, "mean": arrays["mean"], "scale": arrays["scale"]}
+
+  def fit(self, texts: Sequence[str]) -> None:
+    """Standardise over the first of `texts`."""
+    read = partial(pooled, self.config, self.params["model"])
+    states = embed_by_length(self.tokens(texts[:SAMPLE]), read, self.width, self._rounded)
+    spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
+    self.constants = {"mean": states.mean(axis=0), "scale": 1 / spread}
+
+  def init(self, key: PRNGKey) -> Params:
+    ones = jnp.ones(self.width)
+    return {"model": init_params(self.config, key), "mean": jnp.zeros_like(ones), "scale": ones}
+
+  def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts, cut to `max_tokens`."""
+    return [self.tokenizer.encode(text)[: self.max_tokens] for text in texts]
+
+  def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+    states = pooled(self.config, params["model"], tokens_BxT, lengths_B)
+    standard = (states - params["mean"][None]) * params["scale"][None]
+    return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
+
+  def save(self, folder: str | os.PathLike, params: Params) -> None:
+    """Write the model in the format of transformers, and the constants beside it."""
+    export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer)
+    np.savez(Path(folder) / CONSTANTS, mean=np.asarray(params["mean"]), scale=np.asarray(params["scale"]))
+
+
+CONSTANTS = "encoder.npz"
+
+
+class Likelihood:
+  """Score a passage by the mean log-likelihood of the query given it (UPR, arXiv 2204.07496)."""
+
+  def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 256):
+    """`vocab_size`: of the ids that the model knows; what was appended to them has no probability."""
+    self.config, self.params, self.tokenizer = config, params, tokenizer
+    self.vocab_size, self.max_tokens = vocab_size, max_tokens
+
+  @classmethod
+  def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> "Likelihood":
+    """Load whatever `load_pretrained` takes. Raises ValueError for a model without tokenizer."""
+    found = load_pretrained(model_name, dtype=computed_in(dtype))
+    if found.tokenizer is None:
+      raise ValueError(f"{model_name} comes without a tokenizer; a judge of texts needs one")
+    return cls(found.config, found.params, found.tokenizer, found.base_vocab_size, max_tokens)
+
+  def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
+    """Score documents for a query, f32 [N]."""
+    asked = self.tokenizer.encode(f" {query}")
+    rows = []
+    for document in documents:
+      passage = self.tokenizer.encode(f"Passage: {document.text}")[: self.max_tokens]
+      rows.append([*passage, *self.tokenizer.encode("\nA question about this passage:"), *asked])
+    read = partial(query_likelihood, self.config, self.params, asked=len(asked), vocab_size=self.vocab_size)
+    return embed_by_length(rows, lambda *row: read(*row)[:, None], 1, lambda n: -(-n // STEP) * STEP)[:, 0]
+
+
+@partial(jax.jit, static_argnames=("config", "asked", "vocab_size"))
+def query_likelihood(
+  config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike, *, asked: int, vocab_size: int
+) -> Array:
+  """Return the mean log-probability of the last `asked` tokens of right-padded rows, f32 [B]."""
+  tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
+  mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+  hidden = hidden_states(config, params, tokens, mask)
+  targets = jnp.maximum(lengths[:, None] - asked, 1) + jnp.arange(asked)[None]
+  # the head, whose vocabulary is most of the cost, sees the states before the query alone
+  before = jnp.take_along_axis(hidden, (targets - 1)[:, :, None], axis=1)
+  logits: Any = LM(config).apply(params, before, method="logits")
+  logits = logits[..., :vocab_size].astype(jnp.float32)  # a softmax in half precision loses small differences
+  wanted = jnp.take_along_axis(tokens, targets, axis=1)
+  chosen = jnp.take_along_axis(logits, wanted[:, :, None], axis=2)[:, :, 0]
+  return jnp.mean(chosen - jax.nn.logsumexp(logits, axis=2), axis=1)

@@ -1,0 +1,152 @@
+"""`RerankRetriever`: a retriever finds candidates, a slower function puts them in order.
+
+A reranker is any function of a query and documents to scores; `make_reranker` knows some by name.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.memory.records import Where
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.hybrid import normalized
+from selfrag_jax.typing import ArrayLike
+
+Reranker = Callable[[str, Sequence[Document]], ArrayLike]  # query, N documents -> scores [N]
+
+
+class MMR:
+  """Maximal marginal relevance (Carbonell & Goldstein 1998): near the query, and far from what is chosen already.
+
+  `tradeoff` 1 orders by similarity to the query alone. Scores say only the order: they fall evenly from 1.
+  """
+
+  def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, tradeoff: float = 0.5, encoder: Any = None):
+    """Raises ValueError for a tradeoff outside [0, 1]."""
+    if not 0 <= tradeoff <= 1:
+      raise ValueError(f"tradeoff = {tradeoff} must be in [0, 1]")
+    self._name, self._tradeoff, self._encoder = model_name, tradeoff, encoder
+
+  def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
+    """Score each document by when it is chosen, f32 [N]."""
+    if self._encoder is None:
+      from selfrag_jax.retrieval.dense import make_encoder
+
+      self._encoder = make_encoder(self._name)
+    rows = np.asarray(self._encoder([query, *(document.text for document in documents)]), np.float32)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    relevance, similarity = rows[1:] @ rows[0], rows[1:] @ rows[1:].T
+    scores, nearest = np.zeros(len(documents), np.float32), np.zeros(len(documents), np.float32)
+    left = np.ones(len(documents), bool)
+    for chosen in range(len(documents)):
+      marginal = self._tradeoff * relevance - (1 - self._tradeoff) * nearest
+      best = int(np.argmax(np.where(left, marginal, -np.inf)))
+      scores[best], left[best] = 1 - chosen / len(documents), False
+      # cosines may be negative: what is chosen first is the first bound
+      nearest = similarity[best] if not chosen else np.maximum(nearest, similarity[best])
+    return scores
+
+
+def make_reranker(name: str, **settings: Any) -> Reranker:
+  """Make a reranker: `cross-encoder` or `likelihood`, both with a `model_name`, or `mmr`. Raises ValueError."""
+  if name == "mmr":
+    return MMR(**settings)
+  if name == "cross-encoder":
+    from selfrag_jax.retrieval.cross_encoder import load_cross_encoder  # TensorFlow takes seconds to import
+
+    return load_cross_encoder(settings.pop("model_name"), **settings)
+  if name == "likelihood":
+    from selfrag_jax.retrieval.lm import Likelihood
+
+    return Likelihood.load(settings.pop("model_name", "smollm2-135m"), **settings)
+  raise ValueError(f"no reranker is called {name!r}; one of cross-encoder, likelihood, mmr, or a function of your own")
+
+
+@register("rerank")
+class RerankRetriever(BaseRetriever):
+  """The best `depth` documents of a retriever, in the order of a reranker; it never adds one to them.
+
+  Both scores are stretched to [0, 1] among the candidates; `weight` is that of the reranker's, 1 leaves out the first.
+  """
+
+  def __init__(
+    self,
+    retriever: BaseRetriever | str = "bm25",
+    reranker: Reranker | str = "cross-encoder",
+    *,
+    depth: int = 50,
+    weight: float = 1.0,
+    retriever_settings: dict[str, Any] | None = None,
+    reranker_settings: dict[str, Any] | None = None,
+  ):
+    """Make a retriever without documents.
+
+    Args:
+      retriever: without documents, or its name, with `retriever_settings`.
+      reranker: a function, which `load` must be given again, or its name, with `reranker_settings`.
+      depth: how many candidates are put in order.
+      weight: in [0, 1].
+
+    Raises ValueError for a retriever that holds documents, and for what does not fit.
+    """
+    first = create(retriever, **retriever_settings or {}) if isinstance(retriever, str) else retriever
+    if len(first) or depth < 1 or not 0 <= weight <= 1:
+      raise ValueError(
+        f"the retriever holds {len(first)} documents (0); depth = {depth} >= 1; weight {weight} in [0, 1]"
+      )
+    named = reranker if isinstance(reranker, str) else "function"
+    super().__init__(
+      retriever=first.name,
+      reranker=named,
+      depth=depth,
+      weight=weight,
+      retriever_settings=first.settings,
+      reranker_settings=reranker_settings or {},
+    )
+    if named == "function" and isinstance(reranker, str):
+      raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
+    if isinstance(reranker, str) and reranker not in ("cross-encoder", "likelihood", "mmr"):
+      make_reranker(reranker)  # refuse an unknown one now
+    self.first, self._given, self._depth, self._weight = first, reranker, depth, weight
+
+  @property
+  def parts(self) -> Sequence[BaseRetriever]:
+    return (self.first,)
+
+  @property
+  def reranker(self) -> Reranker:
+    """The function; a named one is loaded when it is needed first."""
+    if isinstance(self._given, str):
+      self._given = make_reranker(self._given, **self.settings["reranker_settings"])
+    return self._given
+
+  def _add(self, documents: Sequence[Document]) -> None:
+    self.first.add_documents(documents)
+
+  def _delete(self, ids: Sequence[str]) -> None:
+    self.first.delete(ids)
+
+  def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    candidates = self.first.retrieve_batch(queries, max(top_k, self._depth), where=where)
+    found = Hits([], [])
+    for query, documents in zip(queries, candidates, strict=True):
+      ids = [document.id for document in documents]
+      scores = np.asarray(self.reranker(query, documents), np.float64) if documents else np.zeros(0)
+      if scores.shape != (len(ids),) or not np.isfinite(scores).all():
+        raise ValueError(f"the reranker gave {scores.shape} scores for {len(ids)} documents, or some are not finite")
+      new, old = normalized(ids, scores.tolist()), normalized(ids, [document.score or 0.0 for document in documents])
+      total = [self._weight * new[id] + (1 - self._weight) * old[id] for id in ids]
+      order = np.argsort(-np.array(total), kind="stable")[:top_k]
+      found.ids.append([ids[i] for i in order])
+      found.scores.append([total[i] for i in order])
+    return found
+
+  def _save(self, folder: Path) -> None:
+    self.first._save(folder)
+
+  def _load(self, folder: Path) -> None:
+    self.first._documents = dict(self._documents)
+    self.first._load(folder)

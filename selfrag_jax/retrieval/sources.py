@@ -1,0 +1,206 @@
+"""Files as documents: JSON lines of several layouts, plain text, Markdown and HTML, from a file or a folder.
+
+What cannot be understood raises ValueError with file and line. A line of `.jsonl` is one of
+
+  {id, title, content, metadata, source}             ours
+  {_id, title, text, metadata}                       BEIR
+  {id, contents}                                     FlashRAG: the first line of `contents` is the title
+  {wikipedia_id or _id, wikipedia_title, text: [paragraph, …]}      KILT
+
+of which only the text is required, and fields of other names become metadata. The other files are one document each;
+its id is the path.
+"""
+
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from selfrag_jax.files import read_jsonl
+from selfrag_jax.retrieval.document import Document
+
+IDS = ("id", "_id", "wikipedia_id", "docid")
+TITLES = ("title", "wikipedia_title")
+TEXTS = ("content", "text", "contents", "passage")
+SKIPPED_TAGS = ("script", "style", "noscript", "template", "svg", "nav", "footer")
+BREAKING_TAGS = {
+  *("p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "header", "main", "blockquote", "pre"),
+  *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption"),
+}
+
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r" ?\n ?")
+
+
+class Found(NamedTuple):
+  """A document, and where it stands: `FILE, line N`, or `FILE`."""
+
+  document: Document
+  place: str
+
+
+def source_files(path: str | os.PathLike) -> dict[str, Path]:
+  """Map names to the files of a folder, however deep, that can be read, in order; a file alone has its own name.
+
+  Hidden files and folders are left out. Raises FileNotFoundError where there is none, ValueError for a link that leads
+  out of the folder, and for a file of another kind that was named itself.
+  """
+  root = Path(path)
+  if root.is_file():
+    if root.suffix.lower() not in READERS:
+      raise ValueError(f"{root} ends in {root.suffix!r}; documents end in {', '.join(READERS)}")
+    return {root.name: root}
+  found = {}
+  inside = root.resolve()
+  for file in sorted(root.rglob("*")):
+    name = file.relative_to(root)
+    if any(part.startswith(".") for part in name.parts) or not file.is_file() or file.suffix.lower() not in READERS:
+      continue
+    if not file.resolve().is_relative_to(inside):
+      raise ValueError(f"{file} is a link that leads out of {root}; copy the file, or name it itself")
+    found[name.as_posix()] = file
+  if not found:
+    raise FileNotFoundError(f"{path} holds no documents; give a file or a folder of {', '.join(READERS)}")
+  return found
+
+
+def read_source(name: str, path: Path, failed: Callable[[ValueError], None] | None = None) -> Iterator[Found]:
+  """Yield the documents of a file, cleaned; their `source` is its name unless they have one.
+
+  Raises ValueError, with file and line, for what is no document or has no text; `failed` hears of it instead, if given,
+  and the next line is read.
+  """
+  yield from READERS[path.suffix.lower()](name, path, failed or _raise)
+
+
+def clean(text: str) -> str:
+  """Return text in NFC without control characters, with single blanks, and paragraphs apart by one empty line."""
+  text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+  kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
+  kept = _LINES.sub("\n", _BLANKS.sub(" ", kept))
+  return re.sub(r"\n{3,}", "\n\n", kept).strip()
+
+
+def _raise(error: ValueError) -> None:
+  raise error
+
+
+def _jsonl(name: str, path: Path, failed: Callable[[ValueError], None]) -> Iterator[Found]:
+  for number, record in read_jsonl(path):
+    place = f"{path}, line {number}"
+    try:
+      yield Found(_document(record, f"{name}:{number}", name), place)
+    except ValueError as error:
+      failed(ValueError(f"{place}: {error}"))
+
+
+def _document(record: Mapping[str, Any], default_id: str, source: str) -> Document:
+  """Make a document of a line. Raises ValueError for a field that is missing or of another type."""
+  rest = dict(record)
+  id = next((rest.pop(field) for field in IDS if field in rest), default_id)
+  title = next((rest.pop(field) for field in TITLES if rest.get(field) is not None), "")
+  named = next((field for field in TEXTS if field in rest), None)
+  if named is None:
+    raise ValueError(f"no text: one of {', '.join(TEXTS)} is needed, there are {', '.join(sorted(record))}")
+  text = rest.pop(named)
+  if isinstance(text, list) and all(isinstance(part, str) for part in text):
+    text = "\n".join(part.strip() for part in text)
+  if named == "contents" and not title and isinstance(text, str) and "\n" in text:
+    title, text = text.split("\n", 1)
+    title = title.strip().removeprefix('"').removesuffix('"')
+  if isinstance(id, int) and not isinstance(id, bool):
+    id = str(id)
+  for field, value in (("id", id), ("title", title), (named, text)):
+    if not isinstance(value, str):
+      raise ValueError(f"{field} is {json.dumps(value)[:60]}, it must be a text")
+  if not (text := clean(str(text))):
+    raise ValueError(f"document {id!r} is empty; leave the line out")
+  given = rest.pop("metadata", None)
+  if given is not None and not isinstance(given, dict):
+    raise ValueError(f"metadata is {json.dumps(given)[:60]}, it must be an object")
+  source = rest.pop("source", None) or source
+  rest.pop("score", None)  # of a search that somebody has saved
+  return Document(str(id), clean(title), text, {**rest, **(given or {})}, source=source)
+
+
+def _whole(read: Callable[[str, str], tuple[str, str]]) -> Callable[..., Iterator[Found]]:
+  """Make a reader of files that are one document, from a function of name and text to title and text."""
+
+  def reader(name: str, path: Path, failed: Callable[[ValueError], None]) -> Iterator[Found]:
+    try:
+      data = path.read_bytes()
+      if b"\0" in data:
+        raise ValueError(f"{path} is no text: it has zero bytes, as binary files do")
+      try:
+        text = data.decode("utf-8-sig")
+      except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: {error}; save the file as UTF-8") from None
+      title, content = read(name, text)
+      if not (content := clean(content)):
+        raise ValueError(f"{path} is empty; leave it out")
+      yield Found(Document(name, clean(title), content, source=name), str(path))
+    except ValueError as error:
+      failed(error)
+
+  return reader
+
+
+def _text(name: str, text: str) -> tuple[str, str]:
+  return Path(name).stem, text
+
+
+def _markdown(name: str, text: str) -> tuple[str, str]:
+  body = _FRONT_MATTER.sub("", text.replace("\r\n", "\n"))
+  heading = _HEADING.search(body)
+  return heading[1] if heading else Path(name).stem, body
+
+
+def _html(name: str, text: str) -> tuple[str, str]:
+  parser = _Text()
+  parser.feed(text)
+  parser.close()
+  return "".join(parser.title).strip() or Path(name).stem, "".join(parser.parts)
+
+
+class _Text(HTMLParser):
+  """Collects what a reader of the page sees, and its title."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self.parts: list[str] = []
+    self.title: list[str] = []
+    self._skipping, self._in_title = 0, False
+
+  def handle_starttag(self, tag: str, attrs: Any) -> None:
+    self._in_title |= tag == "title"
+    self._skipping += tag in SKIPPED_TAGS
+    if tag in BREAKING_TAGS:
+      self.parts.append("\n\n" if tag[0] in "ph" else "\n")
+
+  def handle_endtag(self, tag: str) -> None:
+    self._in_title &= tag != "title"
+    self._skipping = max(self._skipping - (tag in SKIPPED_TAGS), 0)
+    if tag in BREAKING_TAGS:
+      self.parts.append("\n")
+
+  def handle_data(self, data: str) -> None:
+    if self._in_title:
+      self.title.append(data)
+    elif not self._skipping:
+      self.parts.append(data)
+
+
+READERS: Mapping[str, Callable[..., Iterator[Found]]] = {
+  ".jsonl": _jsonl,
+  ".txt": _whole(_text),
+  ".md": _whole(_markdown),
+  ".markdown": _whole(_markdown),
+  ".html": _whole(_html),
+  ".htm": _whole(_html),
+}

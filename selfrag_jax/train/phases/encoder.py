@@ -1,0 +1,95 @@
+"""Contrastive training of a text encoder: a query is nearer to its document than to all others of the batch.
+
+Negatives are the documents of the other queries, on whatever device, and the hard ones that BM25 found (DPR, arXiv
+2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient, so that the batch is not
+bounded by memory and its gradient is exact: gradient caching (arXiv 2101.06983) by rematerialisation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import check_batch
+from selfrag_jax.retrieval.encoder import TextEncoder
+from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.tasks.search import pad_rows
+from selfrag_jax.train.losses import info_nce
+from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.settings import EncoderPhaseConfig
+from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.typing import Array, Params
+
+
+class EncoderPhase(GradientPhase):
+  """The phase. It starts from the encoder's parameters; `evaluate_params` scores some."""
+
+  best_metric = "ndcg@10"
+
+  def __init__(
+    self,
+    name: str,
+    task: RankingTask,
+    encoder: TextEncoder,
+    config: EncoderPhaseConfig,
+    *,
+    mesh: Mesh,
+    seed: int,
+    evaluate_params: Callable[[Params], Mapping[str, float]],
+  ):
+    check_batch(mesh, config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
+    self._encoder, self.task, self._config, self._evaluate = encoder, task, config, evaluate_params
+    self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
+
+  def batch(self, step: int) -> dict[str, np.ndarray]:
+    """Return tokens and lengths of queries [B, …] and of documents [B, 1 + n, …], and which are relevant to which."""
+    n = self._config.batch_size
+    found = self.task.examples(range(step * n, (step + 1) * n))
+    asked, asked_lengths = padded([self._queries[i] for i in found.queries], self._config.query_tokens)
+    flat = found.documents.reshape(-1)
+    shown, lengths = padded([self._documents[i] for i in flat], self._config.document_tokens)
+    shape = found.documents.shape
+    return {
+      "queries": asked,
+      "query_lengths": asked_lengths,
+      "documents": shown.reshape(*shape, -1),
+      "lengths": lengths.reshape(shape),
+      "known": self.task.known(found.queries.tolist(), flat.tolist()),
+    }
+
+  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
+    tokens = int(batch["lengths"].sum() + batch["query_lengths"].sum())
+    state, metrics = self._update(state, self._on_mesh(batch))
+    return state, metrics | {"tokens": tokens}
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+    return self._evaluate(state.params)
+
+  def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
+    queries = self._embed(params, batch["queries"], batch["query_lengths"])
+    n, width = batch["documents"].shape[:2]
+    documents = [self._embed(params, batch["documents"][:, i], batch["lengths"][:, i]) for i in range(width)]
+    documents = jnp.stack(documents, axis=1).reshape(n * width, -1)
+    gold = jnp.arange(n) * width
+    losses, first = info_nce(queries, documents, gold, batch["known"], temperature=self._config.temperature)
+    weight = jnp.asarray(n, losses.dtype)
+    return LossSums(losses.sum(), weight, {"accuracy": first.sum().astype(losses.dtype)})
+
+  def _embed(self, params: Params, tokens: Array, lengths: Array) -> Array:
+    chunk = self._config.chunk or len(tokens)
+    if chunk == len(tokens):
+      return self._encoder.embed(params, tokens, lengths)
+    # a chunk has rows of every shard: the batch axis stays split over the devices
+    by_chunk = lambda x: jnp.moveaxis(x.reshape(chunk, -1, *x.shape[1:]), 1, 0)
+    embed = jax.checkpoint(lambda rows: self._encoder.embed(params, *rows))
+    rows = jax.lax.map(embed, (by_chunk(tokens), by_chunk(lengths)))
+    return jnp.moveaxis(rows, 0, 1).reshape(len(tokens), -1)
+
+
+def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
+  """Pad rows of token ids with 0; of longer ones the last token stays last, for it closes them."""
+  return pad_rows([row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in rows], longest)

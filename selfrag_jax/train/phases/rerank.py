@@ -1,0 +1,70 @@
+"""Training of a cross-encoder: of the documents that BM25 finds for a query, the relevant one scores highest.
+
+The loss is the cross-entropy of the relevant one among its candidates (LCE, arXiv 2101.08751).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from selfrag_jax.mesh import check_batch
+from selfrag_jax.retrieval.cross_encoder import CrossEncoder, join_pairs, score
+from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.phases.encoder import padded
+from selfrag_jax.train.settings import RerankPhaseConfig
+from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.typing import Array, Params
+
+
+class RerankPhase(GradientPhase):
+  """The phase. It starts from the cross-encoder's parameters; `evaluate_params` scores some."""
+
+  best_metric = "ndcg@10"
+
+  def __init__(
+    self,
+    name: str,
+    task: RankingTask,
+    encoder: CrossEncoder,
+    config: RerankPhaseConfig,
+    *,
+    mesh: Mesh,
+    seed: int,
+    evaluate_params: Callable[[Params], Mapping[str, float]],
+  ):
+    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
+    self.task, self._encoder, self._config, self._evaluate = task, encoder, config, evaluate_params
+    self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
+
+  def batch(self, step: int) -> dict[str, np.ndarray]:
+    """Return tokens int32 [B, 1 + n, T] and lengths [B, 1 + n] of pairs, the relevant one first."""
+    n = self._config.batch_size
+    found = self.task.examples(range(step * n, (step + 1) * n))
+    texts = [self._documents[i] for i in found.documents.reshape(-1)]
+    queries = [self._queries[i] for i in np.repeat(found.queries, found.documents.shape[1])]
+    tokens, lengths = padded(join_pairs(queries, texts, self._encoder), self._config.tokens)
+    shape = found.documents.shape
+    return {"tokens": tokens.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
+
+  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
+    tokens = int(batch["lengths"].sum())
+    state, metrics = self._update(state, self._on_mesh(batch))
+    return state, metrics | {"tokens": tokens}
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+    return self._evaluate(state.params)
+
+  def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
+    shape = batch["lengths"].shape
+    closing = self._encoder.tokenizer.special["[SEP]"]
+    flat = batch["tokens"].reshape(-1, batch["tokens"].shape[2]), batch["lengths"].reshape(-1)
+    scores = score(self._encoder.config, params, *flat, closing).reshape(shape)
+    losses = jax.nn.logsumexp(scores, axis=1) - scores[:, 0]
+    hits = (scores[:, 0] >= scores.max(axis=1)).astype(losses.dtype)
+    return LossSums(losses.sum(), jnp.asarray(shape[0], losses.dtype), {"accuracy": hits.sum()})

@@ -1,0 +1,86 @@
+"""A language model embeds texts and judges passages: against sums by hand over its whole logits."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from selfrag_jax.model.pretrained import load_pretrained
+from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.encoder import load_encoder
+from selfrag_jax.retrieval.lm import Likelihood, LMEncoder
+from selfrag_jax.text.tokenizer import BPETokenizer
+
+TEXTS = ["a harbor town", "the river and the forest", "", "zebra", "towns of the harbor " * 20]
+DOCUMENTS = [Document(str(i), content=text) for i, text in enumerate(TEXTS) if text]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+  path = tmp_path_factory.mktemp("lm")
+  torch.manual_seed(0)
+  config = transformers.LlamaConfig(
+    vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3, tie_word_embeddings=True,
+  )  # fmt: skip
+  transformers.LlamaForCausalLM(config).save_pretrained(path)
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.train_from_iterator(
+    TEXTS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+  )
+  tokenizer.save(str(path / "tokenizer.json"))
+  BPETokenizer.from_folder(path)  # it can be read
+  return path
+
+
+def test_vectors_are_pooled_states_and_padding_changes_nothing(folder):
+  encoder = load_encoder(folder)
+  assert isinstance(encoder, LMEncoder)
+  found = encoder(TEXTS)
+  np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0, 1, 1], atol=1e-5)
+  model = transformers.LlamaModel.from_pretrained(folder).eval()
+  for text, vector in zip(TEXTS, found, strict=True):
+    np.testing.assert_allclose(encoder([text])[0], vector, atol=1e-5)
+    if text:
+      with torch.inference_mode():
+        mean = model(torch.tensor(encoder.tokens([text]))).last_hidden_state[0].mean(0)
+      np.testing.assert_allclose(torch.nn.functional.normalize(mean, dim=0).numpy(), vector, atol=1e-4)
+
+
+def test_fitting_gives_each_dimension_the_same_weight_and_is_kept(folder, tmp_path):
+  retriever = DenseRetriever(str(folder), backend="numpy")
+  retriever.add_documents(DOCUMENTS)
+  constants = retriever.encoder.constants
+  assert np.abs(constants["mean"]).max() > 0.01
+  found = retriever.retrieve("harbor", 4)
+  retriever.save(tmp_path / "kb")
+  again = load(tmp_path / "kb")
+  assert [(d.id, d.score) for d in again.retrieve("harbor", 4)] == [(d.id, d.score) for d in found]
+  np.testing.assert_array_equal(again.encoder.constants["scale"], constants["scale"])
+  retriever.encoder.save(tmp_path / "encoder", jax.device_get(retriever.encoder.params))
+  np.testing.assert_allclose(load_encoder(tmp_path / "encoder")(TEXTS), retriever.encoder(TEXTS), atol=1e-6)
+
+
+def test_likelihood_is_the_mean_log_probability_of_the_query(folder):
+  judge = Likelihood.load(str(folder))
+  query = "where is the town"
+  scores = judge(query, DOCUMENTS)
+  model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+  tokenizer = load_pretrained(folder).tokenizer
+  asked = tokenizer.encode(f" {query}")
+  for document, score in zip(DOCUMENTS, scores, strict=True):
+    prompt = [
+      *tokenizer.encode(f"Passage: {document.text}")[:256],
+      *tokenizer.encode("\nA question about this passage:"),
+    ]
+    with torch.inference_mode():
+      log_probs = model(torch.tensor([[*prompt, *asked]])).logits[0].log_softmax(-1)
+    wanted = np.mean([log_probs[len(prompt) - 1 + i, token].item() for i, token in enumerate(asked)])
+    assert score == pytest.approx(wanted, abs=1e-4)
