@@ -19,10 +19,12 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
-  package_data={"selfrag_jax": ["py.typed"]},
+  package_data={"selfrag_jax": ["py.typed", "data/*/*"]},
   install_requires=[
     "absl-py~=2.5",
+    "array_record>=0.8,<1",
     "bm25s>=0.2.12,<1",
+    "datasketch>=1.6,<3",
     "etils[epath]>=1.12",
     "flax==0.12.8",
     "grain==0.2.18",
@@ -37,6 +39,7 @@ setup(
     "safetensors>=0.5,<1",
     "scipy>=1.11,<2",
     "tensorboardX>=2.6,<3",
+    "tqdm>=4.66,<5",
     # scann 1.4 loads TensorFlow ops built for 2.20; with 2.21 its import dies with an undefined symbol.
     f"scann~=1.4; {LINUX}",
     f"tensorflow-text~=2.20.0; {NOT_WINDOWS}",

@@ -37,12 +37,18 @@ def build(argv: list[str], modules: Mapping[str, str]) -> tuple[ModuleType, Any]
   return module, module.build(config)
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-  """Parse the flags and run `main(argv)`. What the user can mend ends as `error: …` with exit code 1.
+def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
+  """Parse the flags and run `main(argv)`. What the user can mend ends as `error: …` with the exit code `failed`.
 
   `--v=1` shows where such an error arose as well, and what the libraries log.
   """
-  app.run(lambda argv: _one_line(main, argv), flags_parser=_parse)
+  try:
+    app.run(lambda argv: _one_line(main, argv), flags_parser=_parse)
+  except SystemExit as ended:
+    if not isinstance(ended.code, str):
+      raise
+    print(ended.code, file=sys.stderr)
+    sys.exit(failed)
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:

@@ -1,13 +1,17 @@
 """Evaluate: `python launch/eval.py --config=configs/position_recall.py [--workdir=runs/mine]`.
 
 Takes the checkpoints that are in the workdir, trains what is missing, and writes the report there. Run the same command
-again to go on. `--v=1` shows where an error arose.
+again to go on. `--v=1` shows where an error arose. Exit code 0: done, and every `--min` is met; 1: one is not; 2: it
+could not run.
 """
+
+import sys
 
 from absl import flags
 from command import CONFIG, WORKDIR, build, run
 
 DATA = flags.DEFINE_string("data", None, "Files that the experiment reads: short for --config.data.path.")
+MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: what a value of the report must reach, as bm25.ndcg@10=0.78.")
 EXPERIMENTS = {
   "position_recall": "selfrag_jax.evals.position_recall",
   "position_recall_sweep": "selfrag_jax.evals.sweep",
@@ -22,12 +26,18 @@ def main(argv: list[str]) -> None:
     if "path" not in CONFIG.value.get("data", {}):
       raise ValueError("--data: this config reads no files; configs/position_recall.py:documents does")
     CONFIG.value.data.path = DATA.value
+  from selfrag_jax.evals.gates import missed, parse_gate
+
+  gates = [parse_gate(text) for text in MIN.value]
   module, experiment = build(argv, EXPERIMENTS)
   from selfrag_jax.train.workdir import open_workdir
 
   with open_workdir(WORKDIR.value or CONFIG.value.workdir) as workdir:
-    module.run(experiment, workdir)
+    report = module.run(experiment, workdir)
+  if failures := missed(report, gates):
+    print(*(f"missed: {failure}" for failure in failures), sep="\n", file=sys.stderr)
+    sys.exit(1)
 
 
 if __name__ == "__main__":
-  run(main)
+  run(main, failed=2)

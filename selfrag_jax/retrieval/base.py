@@ -13,7 +13,7 @@ import numpy as np
 
 from selfrag_jax.memory.records import Where, fits
 from selfrag_jax.retrieval.document import Document, read_documents, write_documents
-from selfrag_jax.retrieval.folder import FolderError, generation, publish, verified
+from selfrag_jax.retrieval.folder import generation, publish, verified
 
 SETTINGS = "retriever.json"
 
@@ -167,11 +167,14 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   while True:
     before = generation(folder)
     try:
-      return _load(verified(folder), settings)
-    except (FileNotFoundError, FolderError):
+      retriever = _load(verified(folder), settings)
+    except Exception:
       if generation(folder) == before:
         raise
-      # another process has published, and taken away what was being read: read what there is now
+    else:
+      if generation(folder) == before:
+        return retriever
+    # another process has published, and taken away what was being read: read what there is now
 
 
 def _load(files: Path, settings: dict[str, Any]) -> BaseRetriever:

@@ -7,6 +7,7 @@ qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id, score, under one line of 
 
 from collections.abc import Collection, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from etils import epath
 
 from selfrag_jax.files import read_jsonl, read_lines
 from selfrag_jax.retrieval.document import Document
+
+# 254 documents about countries and capitals, 70 questions that one of them answers and 60 that take two
+EXAMPLE = Path(__file__).resolve().parents[1] / "data" / "world"
 
 Qrels = dict[str, dict[str, float]]  # query id -> document id -> grade, above 0
 

@@ -26,7 +26,8 @@ class Duplicates:
     if threshold < 1:
       from datasketch import MinHashLSH
 
-      self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+      # below the threshold, where half of what lies just above it would be overlooked
+      self._index = MinHashLSH(threshold=0.7 * threshold, num_perm=PERMUTATIONS)
 
   def first(self, id: str, text: str) -> str | None:
     """Return the id of the text that this one repeats; None if it is new, and is remembered under its id."""

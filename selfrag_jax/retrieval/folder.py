@@ -61,10 +61,10 @@ def verified(folder: str | os.PathLike) -> Path:
   root = Path(folder).absolute()
   if not (root / MANIFEST).exists():
     raise FileNotFoundError(f"{folder} has no {MANIFEST}: it is no knowledge base, or building it has not ended")
-  if pickles := [file for file in _files(root) if file.suffix in PICKLES]:
-    raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
   manifest = _read(root)
   data = root / f"data-{manifest['generation']}"
+  if pickles := [file for file in (*root.iterdir(), *data.rglob("*")) if file.suffix in PICKLES]:
+    raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
   for name, digest in manifest["files"].items():
     if not (data / name).resolve().is_relative_to(data.resolve()):
       raise FolderError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")

@@ -1,0 +1,42 @@
+"""Gates of scripted evaluations: what a report must reach."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Gate(NamedTuple):
+  """A value of a report, by its name, and the least that it may be."""
+
+  name: str
+  least: float
+
+
+def parse_gate(text: str) -> Gate:
+  """Read `NAME=VALUE`. Raises ValueError."""
+  name, _, value = text.rpartition("=")
+  try:
+    return Gate(name, float(value))
+  except ValueError:
+    raise ValueError(f"--min={text}: write NAME=VALUE, such as bm25.ndcg@10=0.78") from None
+
+
+def value_of(report: Mapping[str, Any], name: str) -> float:
+  """Return a number of a report by its key, or by keys with dots between. Raises ValueError, with what there is."""
+  found: Any = report
+  if name in report:
+    found = report[name]
+  else:
+    for key in name.split("."):
+      if not isinstance(found, Mapping) or key not in found:
+        known = sorted(map(str, found)) if isinstance(found, Mapping) else []
+        raise ValueError(f"--min: the report has no {name}; at {key!r} it has {', '.join(known) or 'a value'}")
+      found = found[key]
+  if isinstance(found, bool) or not isinstance(found, (int, float)):
+    raise ValueError(f"--min: {name} is no number in the report")
+  return float(found)
+
+
+def missed(report: Mapping[str, Any], gates: list[Gate]) -> list[str]:
+  """Say of each gate that the report does not reach what it is."""
+  values = [(gate, value_of(report, gate.name)) for gate in gates]
+  return [f"{name} is {value:.6g}, not {least:g} or more" for (name, least), value in values if not value >= least]

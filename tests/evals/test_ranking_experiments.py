@@ -1,0 +1,90 @@
+"""Training an encoder and a reranker from the command: what they write can be loaded, resumed, and is better."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.rerank import RerankRetriever
+from selfrag_jax.text.wordpiece import SPECIAL
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [f"{a}{b}" for a in ("ba", "co", "du", "fe", "gi", "lo") for b in ("mar", "nel", "rit", "sun", "tol")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Ten titles with three documents each; a small BERT that has not been trained."""
+  path = tmp_path_factory.mktemp("ranking")
+  rows = [(f"d{i}", f"title{i % 10}", f"the code of {name} is in town {i}") for i, name in enumerate(NAMES)]
+  dump = lambda records: "".join(json.dumps(record) + "\n" for record in records)
+  (path / "corpus.jsonl").write_text(dump({"_id": d, "title": t, "text": x} for d, t, x in rows))
+  (path / "queries.jsonl").write_text(dump({"_id": f"q{i}", "text": f"where is {n}"} for i, n in enumerate(NAMES)))
+  (path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\td{i}\t1\n" for i in range(30)))
+  words = sorted({word for _, title, text in rows for word in [title, *text.split()]} | {"where"})
+  torch.manual_seed(0)
+  config = transformers.BertConfig(
+    vocab_size=len(SPECIAL) + len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    intermediate_size=64, max_position_embeddings=32,
+  )  # fmt: skip
+  transformers.BertModel(config, add_pooling_layer=False).save_pretrained(path / "bert")
+  (path / "bert" / "vocab.txt").write_text("\n".join([*SPECIAL, *words]))
+  return path
+
+
+def launch(config, folder, workdir, *overrides):
+  ended = subprocess.run(
+    [sys.executable, ROOT / "launch" / "train.py", f"--config={ROOT / 'configs' / config}.py", f"--workdir={workdir}",
+     f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
+    capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+  )  # fmt: skip
+  assert ended.returncode == 0, ended.stderr
+  return ended
+
+
+def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
+  small = [f"--config.encoder.{name}={value}" for name, value in (
+    ("steps", 12), ("batch_size", 8), ("query_tokens", 8), ("document_tokens", 16), ("chunk", 4),
+    ("optimizer.learning_rate", 3e-3),
+  )]  # fmt: skip
+  shown = launch("encoder", folder, tmp_path, *small, "--dry_run")
+  assert "first query: where is" in shown.stdout
+  assert not (tmp_path / "encoder.json").exists()
+  launch("encoder", folder, tmp_path, *small, "--config.loop.eval_every=6")
+  report = json.loads((tmp_path / "encoder.json").read_text())
+  assert report["trained.ndcg@10"] > report["before.ndcg@10"]
+  assert report["train.queries"] + report["valid.queries"] + report["test.queries"] == 30
+  assert report["test.queries"] == 12
+  retriever = DenseRetriever(str(tmp_path / "encoder"))
+  retriever.add_documents([Document(name, content=f"the code of {name} is in town 3") for name in NAMES])
+  assert len(retriever.retrieve(f"where is {NAMES[3]}", 3)) == 3
+  again = launch("encoder", folder, tmp_path, *small)  # nothing is left to train
+  assert "encoder 1/12" not in again.stderr
+  assert json.loads((tmp_path / "encoder.json").read_text())["trained.ndcg@10"] == report["trained.ndcg@10"]
+
+
+def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):
+  small = [f"--config.rerank.{name}={value}" for name, value in (
+    ("steps", 4), ("batch_size", 4), ("negatives", 2), ("depth", 5), ("tokens", 32),
+  )]  # fmt: skip
+  launch("rerank", folder, tmp_path, *small, "--config.evaluation.periodic=2")
+  report = json.loads((tmp_path / "rerank.json").read_text())
+  assert 0 < report["weight"] <= 1
+  for name in ("bm25", "reranked", "blended"):
+    assert 0 <= report[f"{name}.ndcg@10"] <= 1
+  retriever = RerankRetriever(
+    BM25Retriever(), "cross-encoder", depth=5, reranker_settings={"model_name": str(tmp_path / "reranker")}
+  )
+  retriever.add_documents([Document(str(i), content=f"the code of {name}") for i, name in enumerate(NAMES)])
+  found = retriever.retrieve(f"code of {NAMES[3]}", 5)
+  assert len(found) == 5
+  assert np.isfinite([document.score for document in found]).all()

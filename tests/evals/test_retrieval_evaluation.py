@@ -1,0 +1,71 @@
+"""Retrievers on judged queries: the report is that of the metrics, the commands end as they should."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfrag_jax.evals import retrieval
+from selfrag_jax.metrics.retrieval import ndcg
+from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.beir import EXAMPLE, read_beir
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(*arguments):
+  command = [sys.executable, ROOT / "launch" / "eval.py", f"--config={ROOT / 'configs' / 'retrieval.py'}:words"]
+  return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_scores_are_those_of_the_rankings():
+  data, retriever = read_beir(EXAMPLE), create("bm25")
+  retriever.add_documents(data.documents)
+  scores = retrieval.score(retriever, data, batch_size=7)
+  found = retriever.retrieve_batch(list(data.queries.values()), 10)
+  wanted = [ndcg([d.id for d in row], grades, 10) for row, grades in zip(found, data.qrels.values(), strict=True)]
+  np.testing.assert_array_equal(scores["ndcg@10"], wanted)
+  assert scores.ms_per_query > 0
+  two_hop = np.array([len(grades) == 2 for grades in data.qrels.values()])
+  assert scores["all_gold@10"][two_hop].mean() < scores["all_gold@10"][~two_hop].mean()
+  assert (scores["recall@1"] <= scores["recall@5"]).all()
+
+
+def test_the_command_writes_report_table_and_figure(tmp_path):
+  ended = launch(f"--data={EXAMPLE}", f"--workdir={tmp_path}", "--min=bm25.recall@10=0.5")
+  assert ended.returncode == 0, ended.stderr
+  report = json.loads((tmp_path / "retrieval.json").read_text())
+  assert (report["documents"], report["queries"]) == (254, 130)
+  for name in ("bm25", "simple", "token_bag"):
+    for metric in ("ndcg@10", "recall@1", "recall@5", "recall@10", "mrr@10", "all_gold@10", "ms_per_query"):
+      assert isinstance(report[f"{name}.{metric}"], float)
+    low, high = report[f"{name}.ndcg@10_interval"]
+    assert low <= report[f"{name}.ndcg@10"] <= high
+  rows = list(csv.DictReader((tmp_path / "retrieval.csv").open()))
+  assert [row["retriever"] for row in rows] == ["bm25", "simple", "token_bag"]
+  assert float(rows[0]["ndcg@10"]) == pytest.approx(report["bm25.ndcg@10"], abs=1e-6)
+  assert (tmp_path / "retrieval.png").read_bytes().startswith(b"\x89PNG")
+  assert "bm25" in ended.stdout
+
+
+@pytest.mark.parametrize(
+  ("arguments", "code", "message"),
+  [
+    ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm25.ndcg@10=1.01"], 1, "missed: bm25.ndcg@10 is"),
+    ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm26.ndcg@10=1"], 2, "error: --min: the report has no bm26"),
+    (["--min=x"], 2, "error: --min=x: write NAME=VALUE"),
+    ([], 2, "config.data.path is empty; give a BEIR folder"),
+    (["--data=nowhere"], 2, "corpus.jsonl does not exist; a BEIR folder has"),
+    ([f"--data={EXAMPLE}", "--config.retrievers.bm25.k2=1"], 2, "unknown key"),
+    ([f"--data={EXAMPLE}", "--config.retrievers.bm25.k1=-1"], 2, "k1 = -1"),
+    ([f"--data={EXAMPLE}", "--config.plugins=('no_such_module',)"], 2, "the plugin no_such_module was not found"),
+  ],
+)
+def test_gates_and_mistakes_have_exit_codes(tmp_path, arguments, code, message):
+  ended = launch(f"--workdir={tmp_path}", *arguments)
+  assert ended.returncode == code, ended.stderr
+  assert message in ended.stderr

@@ -1,0 +1,175 @@
+"""The commands as a user types them: what they print, their exit codes, and one line for every mistake."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from selfrag_jax.retrieval.__main__ import main
+from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.beir import EXAMPLE
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ("--documents", EXAMPLE / "corpus.jsonl", "--model", "token-bag", "--quiet")
+
+
+@pytest.fixture
+def kb(tmp_path):
+  assert run(*BUILD, "--output", tmp_path / "kb") == 0
+  return tmp_path / "kb"
+
+
+def run(*arguments):
+  return main([str(argument) for argument in arguments])
+
+
+def test_build_search_and_inspect(kb, tmp_path, capsys):
+  assert run(*BUILD, "--output", tmp_path / "again") == 0
+  assert "documents 254, files 1, read 254" in capsys.readouterr().out
+  queries = "capital of Norway", "Which river runs through Paris?"
+  assert run("search", "--knowledge_base", kb, *queries, "--top_k", 2) == 0
+  shown = capsys.readouterr().out
+  assert "capital of Norway\n  1. 0." in shown
+  assert "capital-oslo  Oslo" in shown
+  assert "The Seine runs through it." in shown
+  assert run("search", "--knowledge_base", kb, "capital", "--where", "title=Oslo", "--json") == 0
+  [found] = json.loads(capsys.readouterr().out)
+  assert [document["id"] for document in found["documents"]] == ["capital-oslo"]
+  assert run("inspect", "--knowledge_base", kb, "--json") == 0
+  described = json.loads(capsys.readouterr().out)
+  assert (described["type"], described["documents"], described["added_by_hand"]) == ("dense", 254, 0)
+  assert described["embeddings"] == [{"model": "token-bag", "shape": [254, 256]}]
+  assert run("inspect", "--knowledge_base", kb) == 0
+  assert "country-norway  Norway: Norway is a country" in capsys.readouterr().out
+
+
+def test_add_delete_and_merge(kb, tmp_path, capsys):
+  (tmp_path / "more.jsonl").write_text('{"id": "x", "text": "Atlantis has no capital.", "year": 2020}\n')
+  assert run("add", "--knowledge_base", kb, "--documents", tmp_path / "more.jsonl") == 0
+  assert load(kb).retrieve("Atlantis", 1)[0].id == "x"
+  assert run("merge", kb, kb, "--output", tmp_path / "merged") == 0
+  assert len(load(tmp_path / "merged")) == 255
+  assert run("delete", "--knowledge_base", kb, "--where", "year=2020") == 0
+  assert run("delete", "--knowledge_base", kb, "--id", "capital-oslo", "--id", "capital-paris") == 0
+  assert len(load(kb)) == 252
+  capsys.readouterr()
+  assert run("delete", "--knowledge_base", kb, "--id", "capital-oslo") == 1
+  assert capsys.readouterr().err == "error: no document has the id 'capital-oslo'\n"
+
+
+def test_validate_finds_another_encoder(kb, capsys, monkeypatch):
+  assert run("validate", "--knowledge_base", kb) == 0
+  assert "254 documents in 4 files, all as written" in capsys.readouterr().out
+  from selfrag_jax.retrieval import dense
+
+  monkeypatch.setattr(dense, "words", lambda text: text.upper().split())
+  assert run("validate", "--knowledge_base", kb) == 1
+  assert "token-bag gives other vectors for 32 of 32 documents" in capsys.readouterr().out
+
+
+def damage(kb, name, data):
+  (kb / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+  ("spoil", "message"),
+  [
+    (lambda kb: damage(kb, "index.pkl", pickle.dumps({})), "index.pkl is a pickle, which can run code"),
+    (lambda kb: damage(kb, "manifest.json", b'{"format": 2}'), "has format 2, this version reads 1"),
+    (lambda kb: damage(kb, "data-1/embeddings-00000.npy", b"x"), "embeddings-00000.npy is not what was written"),
+    (lambda kb: (kb / "data-1" / "retriever.json").unlink(), "retriever.json is missing"),
+    (lambda kb: (kb / "manifest.json").unlink(), "has no manifest.json: it is no knowledge base"),
+  ],
+)
+@pytest.mark.parametrize("command", ["search", "inspect", "validate"])
+def test_a_damaged_folder_is_one_line(kb, capsys, command, spoil, message):
+  spoil(kb)
+  capsys.readouterr()
+  assert run(command, "--knowledge_base", kb, *(["query"] if command == "search" else [])) == 1
+  printed = capsys.readouterr()
+  assert message in printed.err
+  assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--documents", "nowhere", "--output", "x"], "nowhere holds no documents"),
+    (["--documents", EXAMPLE, "--output", "x", "--type", "dens"], "no retriever is called 'dens'; one of bm25, dense"),
+    (
+      ["--documents", EXAMPLE, "--output", "x", "--type", "bm25", "--model", "token-bag"],
+      "--model names the encoder of",
+    ),
+    (["--documents", EXAMPLE, "--output", "x", "--settings", "{k1: 1}"], "--settings {k1: 1}: Expecting property name"),
+    (["--documents", EXAMPLE, "--output", "x", "--model", "nowhere"], "nowhere does not exist; give a folder"),
+    (
+      ["--documents", EXAMPLE, "--output", "x", "--plugin", "no_such_module"],
+      "plugin no_such_module was not found",
+    ),
+    (["--documents", EXAMPLE, "--output", "x", "--near_duplicates", "2"], "must be in (0, 1]"),
+  ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+  monkeypatch.chdir(tmp_path)
+  assert run(*arguments, "--quiet") == 1
+  printed = capsys.readouterr().err
+  assert message in printed
+  assert printed.count("\n") == 1
+  assert not (tmp_path / "x" / "manifest.json").exists()
+
+
+def test_wrong_flags_are_wrong_usage(capsys):
+  with pytest.raises(SystemExit) as stopped:
+    run("--documents", "x", "--outptu", "y")
+  assert stopped.value.code == 2
+  with pytest.raises(SystemExit) as stopped:
+    run("--help")
+  assert stopped.value.code == 0
+  assert "search" in capsys.readouterr().out
+
+
+def test_a_retriever_of_the_user_works_in_the_commands(tmp_path):
+  """The whole program, with a plugin in the folder where it is run."""
+  (tmp_path / "my_retriever.py").write_text(
+    "from selfrag_jax.retrieval.base import BaseRetriever, Hits, register\n"
+    "@register('longest')\n"
+    "class Longest(BaseRetriever):\n"
+    "  def _add(self, documents): pass\n"
+    "  def _delete(self, ids): pass\n"
+    "  def _search(self, queries, top_k, where):\n"
+    "    best = sorted(self.documents, key=lambda d: -len(d.content))[:top_k]\n"
+    "    ids, scores = [d.id for d in best], [float(len(d.content)) for d in best]\n"
+    "    return Hits([ids for _ in queries], [scores for _ in queries])\n"
+  )
+  (tmp_path / "a.jsonl").write_text('{"id": "short", "text": "a"}\n{"id": "long", "text": "a b c"}\n')
+  call = lambda *arguments: subprocess.run(
+    [sys.executable, "-m", "selfrag_jax.retrieval", *arguments], cwd=tmp_path, capture_output=True, text=True,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )  # fmt: skip
+  built = call("--documents", "a.jsonl", "--output", "kb", "--type", "longest", "--plugin", "my_retriever")
+  assert built.returncode == 0, built.stderr
+  found = call("search", "--knowledge_base", "kb", "x", "--plugin", "my_retriever")
+  assert "1. 5.0000  long" in found.stdout
+  unknown = call("search", "--knowledge_base", "kb", "x")
+  assert unknown.returncode == 1
+  assert "no retriever is called 'longest'" in unknown.stderr
+
+
+def test_the_launcher_builds_the_same(tmp_path, kb):
+  call = lambda *arguments: subprocess.run(
+    [sys.executable, ROOT / "launch" / "build_kb.py", *arguments], cwd=tmp_path, capture_output=True, text=True
+  )
+  built = call(f"--documents={EXAMPLE / 'corpus.jsonl'}", "--output=other", "--model=token-bag")
+  assert built.returncode == 0, built.stderr
+  digests = [json.loads((folder / "manifest.json").read_text())["files"] for folder in (kb, tmp_path / "other")]
+  assert digests[0] == digests[1]
+  wrong = call("--documents=x", "--outptu=y")
+  assert wrong.returncode == 1
+  assert "outptu" in wrong.stderr
+  again = call(f"--documents={EXAMPLE / 'corpus.jsonl'}", "--output=other", "--model=token-bag")
+  assert again.returncode == 1
+  assert again.stderr.strip().endswith("--sync brings it up to date, or give another folder")

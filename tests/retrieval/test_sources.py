@@ -1,0 +1,118 @@
+"""Files become documents, whatever their layout; what is no document is named by file and line."""
+
+import json
+
+import pytest
+
+from selfrag_jax import files
+from selfrag_jax.retrieval.sources import clean, read_source, source_files
+
+
+def read(path, **options):
+  return [found.document for found in read_source(path.name, path, **options)]
+
+
+def write_lines(path, *records):
+  path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+  return path
+
+
+def test_lines_of_all_layouts(tmp_path):
+  path = write_lines(
+    tmp_path / "all.jsonl",
+    {"id": "ours", "title": "T", "content": "C", "metadata": {"year": 2020}, "source": "atlas", "score": 0.5},
+    {"_id": "beir", "title": "T", "text": "C", "metadata": {}},
+    {"id": 7, "contents": '"Flash title"\nThe body.\nIts second line.'},
+    {"wikipedia_id": "12", "wikipedia_title": "Kilt", "text": ["Kilt\n", "First.\n", "Second.\n"], "history": {"a": 1}},
+    {"text": "nothing but text"},
+  )
+  ours, beir, flash, kilt, bare = read(path)
+  assert (ours.id, ours.title, ours.content, ours.source, ours.score) == ("ours", "T", "C", "atlas", None)
+  assert dict(ours.metadata) == {"year": 2020}
+  assert (beir.id, beir.title, beir.content, beir.source) == ("beir", "T", "C", "all.jsonl")
+  assert (flash.id, flash.title, flash.content) == ("7", "Flash title", "The body.\nIts second line.")
+  assert (kilt.id, kilt.title, kilt.content) == ("12", "Kilt", "Kilt\nFirst.\nSecond.")
+  assert dict(kilt.metadata) == {"history": {"a": 1}}
+  assert (bare.id, bare.title, bare.content) == ("all.jsonl:5", "", "nothing but text")
+
+
+def test_files_are_documents(tmp_path):
+  (tmp_path / "a.txt").write_bytes("\ufeffplain\r\ntext é".encode())
+  (tmp_path / "b.md").write_text("---\ndate: 1\n---\nIntro.\n\n## Ports #\nCadiz\n")
+  (tmp_path / "c.html").write_text(
+    "<html><head><title>A &amp; B</title><style>p{}</style></head><body><nav>menu</nav><p>One<br>two &lt;three&gt;</p>"
+    "<script>var x = '<p>no</p>';</script><ul><li>x</li><li>y</li></ul></body></html>"
+  )
+  [text], [markdown], [html] = (read(tmp_path / name) for name in ("a.txt", "b.md", "c.html"))
+  assert (text.id, text.title, text.content, text.source) == ("a.txt", "a", "plain\ntext é", "a.txt")
+  assert (markdown.title, markdown.content) == ("Ports", "Intro.\n\n## Ports #\nCadiz")
+  assert html.title == "A & B"
+  assert html.content.split() == ["One", "two", "<three>", "x", "y"]
+  assert "One\ntwo" in html.content
+
+
+def test_cleaning_keeps_words_and_paragraphs():
+  assert clean("a\u0000b\u0007  c\t d \r\n\r\n\r\n\r\n e\u0301") == "ab c d\n\n\u00e9"
+  assert clean("x\u2028y\u00a0z") == "x y z"
+  assert clean(" \n ") == ""
+
+
+@pytest.mark.parametrize(
+  ("name", "data", "message"),
+  [
+    ("a.jsonl", b'{"text": "fine"}\n{"text": ', r"a\.jsonl, line 2: "),
+    ("a.jsonl", b'{"text": "fine"}\n\n{"title": "t"}', r"a\.jsonl, line 3: no text: one of content, text"),
+    ("a.jsonl", b'{"text": "  "}', r"a\.jsonl, line 1: document 'a\.jsonl:1' is empty"),
+    ("a.jsonl", b'{"id": [1], "text": "x"}', r"a\.jsonl, line 1: id is \[1\], it must be a text"),
+    ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: text is 3, it must be a text"),
+    ("a.jsonl", b'{"text": "x", "metadata": 3}', r"a\.jsonl, line 1: metadata is 3"),
+    ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl, line 1: .*save the file as UTF-8"),
+    ("a.txt", b"one\ntwo \xff", r"a\.txt, line 2: .*save the file as UTF-8"),
+    ("a.txt", b"\x7fELF\x00\x01", r"a\.txt is no text: it has zero bytes"),
+    ("a.md", b" \n", r"a\.md is empty"),
+    ("a.html", b"<p> </p>", r"a\.html is empty"),
+  ],
+)
+def test_what_is_no_document_is_named_or_left_out(tmp_path, name, data, message):
+  path = tmp_path / name
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match=message):
+    read(path)
+  if b"\xff" in data or data.endswith(b": "):
+    return  # a line that is no JSON at all ends the file
+  errors = []
+  kept = read(path, failed=errors.append)
+  assert len(errors) == 1
+  assert len(kept) == (data.count(b"fine"))
+
+
+def test_a_line_of_many_megabytes_is_named(tmp_path):
+  path = tmp_path / "huge.jsonl"
+  path.write_bytes(b'{"text": "fine"}\n{"text": "' + b"x" * (50 << 20) + b'"}\n')
+  assert files.LONGEST_LINE < 50 << 20
+  with pytest.raises(ValueError, match=r"huge\.jsonl, line 2: longer than 32 MiB"):
+    read(path)
+
+
+def test_folders_are_walked_in_order_without_hidden_files(tmp_path):
+  for name in ("b.txt", "a/z.md", "a/b/c.HTML", ".git/x.txt", "a/.hidden.txt", "image.png"):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("text")
+  assert list(source_files(tmp_path)) == ["a/b/c.HTML", "a/z.md", "b.txt"]
+  assert list(source_files(tmp_path / "b.txt")) == ["b.txt"]
+  with pytest.raises(ValueError, match=r"image\.png ends in '\.png'; documents end in \.jsonl"):
+    source_files(tmp_path / "image.png")
+  with pytest.raises(FileNotFoundError, match="nowhere holds no documents"):
+    source_files(tmp_path / "nowhere")
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
+  (tmp_path / "secret.txt").write_text("secret")
+  inside = tmp_path / "inside"
+  inside.mkdir()
+  (inside / "fine.txt").write_text("fine")
+  (inside / "alias.txt").symlink_to(inside / "fine.txt")
+  assert list(source_files(inside)) == ["alias.txt", "fine.txt"]
+  (inside / "leak.txt").symlink_to(tmp_path / "secret.txt")
+  with pytest.raises(ValueError, match=r"leak\.txt is a link that leads out of"):
+    source_files(inside)

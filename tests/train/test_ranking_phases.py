@@ -1,0 +1,145 @@
+"""Encoders and cross-encoders learn to rank; chunks and devices change neither the loss nor the gradient."""
+
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.retrieval.beir import Judged
+from selfrag_jax.retrieval.bert import BertConfig, init_bert
+from selfrag_jax.retrieval.cross_encoder import CrossEncoder
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.encoder import BertEncoder
+from selfrag_jax.retrieval.rerank import RerankRetriever
+from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.text.wordpiece import SPECIAL, WordPieceTokenizer
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.encoder import EncoderPhase
+from selfrag_jax.train.phases.rerank import RerankPhase
+from selfrag_jax.train.settings import EncoderPhaseConfig, RerankPhaseConfig
+
+NAMES = [f"name{chr(97 + i)}{chr(97 + j)}" for i in range(6) for j in range(4)]
+FAST = OptimizerConfig(learning_rate=3e-3, b2=0.999)
+
+
+@pytest.fixture(scope="module")
+def data():
+  """Questions share one word with their document and one with all others."""
+  documents = [Document(name, content=f"the code of {name} is here") for name in NAMES]
+  queries = {name: f"where is {name} ?" for name in NAMES}
+  return Judged(documents, queries, {name: {name: 1.0} for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def encoder():
+  tokenizer = WordPieceTokenizer([*SPECIAL, *NAMES, "the", "code", "of", "is", "here", "where", "?"])
+  config = BertConfig(tokenizer.vocab_size, 32, 2, 4, 64, 16, max_tokens=12)
+  params = jax.jit(lambda key: jax.tree.map(lambda x: x, init(config, key)))(jax.random.key(0))
+  return BertEncoder(config, params, tokenizer)
+
+
+def init(config, key):
+  import flax.linen as nn
+
+  return nn.unbox(init_bert(config, key))
+
+
+def encoder_phase(data, encoder, devices=1, **options):
+  config = EncoderPhaseConfig(
+    **{"steps": 40, "batch_size": 8, "query_tokens": 8, "document_tokens": 12, "optimizer": FAST, **options}
+  )
+  mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
+  task = RankingTask(data, config.hard_negatives)
+  return EncoderPhase("encoder", task, encoder, config, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+
+
+def first_step(phase):
+  with jax.set_mesh(phase._mesh):
+    state, metrics = phase.step(phase.initial_state(), phase.batch(0))
+  return jax.device_get(state.params), {name: float(value) for name, value in metrics.items()}
+
+
+def test_chunks_and_devices_change_nothing(data, encoder):
+  params, metrics = first_step(encoder_phase(data, encoder))
+  assert metrics["loss"] > 1
+  for options in ({"chunk": 2}, {"devices": 4}, {"chunk": 4, "devices": 2}):
+    other, found = first_step(encoder_phase(data, encoder, **options))
+    assert found == pytest.approx(metrics, rel=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params, other)
+
+
+def test_chunks_need_less_memory(data, encoder):
+  sizes = []
+  for chunk in (0, 4):
+    phase = encoder_phase(data, encoder, chunk=chunk, batch_size=64)
+    with jax.set_mesh(phase._mesh):
+      [program] = phase.lower().values()
+      sizes.append(program.compile().memory_analysis().temp_size_in_bytes)
+  assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_other_relevant_documents_are_no_negatives(data, encoder):
+  """A query whose document also belongs to another one of the batch does not push it away."""
+  phase = encoder_phase(data, encoder, hard_negatives=0)
+  batch = phase.batch(0)
+  twin = {**batch, "known": np.ones_like(batch["known"])}
+  with jax.set_mesh(phase._mesh):
+    _, metrics = phase.step(phase.initial_state(), twin)
+  assert float(metrics["loss"]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_encoder_learns_what_is_relevant(data, encoder):
+  phase = encoder_phase(data, encoder)
+  with jax.set_mesh(phase._mesh):
+    state = phase.initial_state()
+    for step in range(40):
+      state, metrics = phase.step(state, phase.batch(step))
+  before, after = encoder, encoder.with_params(jax.device_get(state.params))
+  hits = []
+  for embed in (before, after):
+    scores = embed(list(data.queries.values())) @ embed([d.text for d in data.documents]).T
+    hits.append((scores.argmax(axis=1) == np.arange(len(NAMES))).mean())
+  assert float(metrics["accuracy"]) > 0.9
+  assert hits[1] > 0.9 > hits[0]
+
+
+def test_a_cross_encoder_learns_what_is_relevant(encoder):
+  """BM25 cannot tell the two documents about a name apart; the cross-encoder can, of names that it was not taught."""
+  documents = [
+    Document(f"{name}{end}", content=f"the code of {name} is {end}") for name in NAMES for end in ("here", "?")
+  ]
+  about = lambda names: Judged(documents, {n: f"where is {n}" for n in names}, {n: {f"{n}?": 1.0} for n in names})
+  start = CrossEncoder.from_encoder(encoder, jax.random.key(1))
+  config = RerankPhaseConfig(steps=60, batch_size=8, negatives=1, depth=10, tokens=16, optimizer=FAST)
+  task = RankingTask(about(NAMES[:16]), config.negatives, mined=config.depth)
+  states = {}
+  for devices, accumulate in ((1, 1), (4, 2)):
+    mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
+    split = RerankPhaseConfig(**{**vars(config), "accumulate": accumulate})
+    phase = RerankPhase("rerank", task, start, split, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+    with jax.set_mesh(mesh):
+      states[devices], first = phase.step(phase.initial_state(), phase.batch(0))
+    assert float(first["loss"]) == pytest.approx(np.log(2), abs=0.2)  # a guess between two
+  one, four = (jax.device_get(states[n].params)["params"] for n in (1, 4))
+  del one["head"]["bias"], four["head"]["bias"]  # a softmax does not see it: its gradient is noise
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one, four)
+  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  phase = RerankPhase("rerank", task, start, config, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+  with jax.set_mesh(mesh):
+    state = phase.initial_state()
+    for step in range(config.steps):
+      state, _ = phase.step(state, phase.batch(step))
+  trained = CrossEncoder(start.config, jax.device_get(state.params), start.tokenizer)
+  chosen = []
+  for reranker in (start, trained):
+    retriever = RerankRetriever("bm25", reranker, depth=2)
+    retriever.add_documents(documents)
+    chosen.append([retriever.retrieve(f"where is {name}", 1)[0].id == f"{name}?" for name in NAMES[16:]])
+  assert np.mean(chosen[1]) == 1.0 > np.mean(chosen[0])
+
+
+def test_long_rows_keep_their_end(data, encoder):
+  phase = encoder_phase(data, encoder, document_tokens=6)
+  batch = phase.batch(0)
+  assert (batch["lengths"] == 6).all()
+  assert (batch["documents"][..., 5] == encoder.tokenizer.special["[SEP]"]).all()
