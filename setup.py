@@ -68,7 +68,7 @@ setup(
     "weights": WEIGHTS,
     "tpu": ["jax[tpu]==0.10.2"],
     "cuda": ["jax[cuda12]==0.10.2"],
-    "peers": ["faiss-cpu>=1.11,<2"],
+    "peers": ["faiss-cpu>=1.11,<2", "sentence-transformers>=5,<7"],
   },
   classifiers=[
     "Programming Language :: Python :: 3.11",

@@ -74,8 +74,15 @@ class HybridRetriever(BaseRetriever):
     return self._parts
 
   def _add(self, documents: Sequence[Document]) -> None:
-    for part in self.parts:
-      part.add_documents(documents)
+    done: list[BaseRetriever] = []
+    try:
+      for part in self.parts:
+        part.add_documents(documents)
+        done.append(part)
+    except BaseException:  # all of them, or none
+      for part in done:
+        part.delete([document.id for document in documents])
+      raise
 
   def _delete(self, ids: Sequence[str]) -> None:
     for part in self.parts:

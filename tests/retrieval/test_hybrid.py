@@ -1,9 +1,11 @@
 """Rankings are fused by their ranks or by normalised scores: the scale of one retriever's scores means nothing."""
 
+import numpy as np
 import pytest
 
 from selfrag_jax.retrieval.base import BaseRetriever, Hits
 from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import HybridRetriever
 from selfrag_jax.retrieval.simple import SimpleRetriever
@@ -77,3 +79,19 @@ def test_what_cannot_be_fused_is_refused():
   ):
     with pytest.raises(ValueError, match=message):
       HybridRetriever(parts, **options)
+
+
+def test_a_part_that_fails_leaves_the_others_as_they_were():
+  def encoder(texts):
+    if any("broken" in text for text in texts):
+      raise OSError("no encoder")
+    return np.ones((len(texts), 4), np.float32)
+
+  retriever = HybridRetriever([BM25Retriever(), DenseRetriever(encoder=encoder, backend="numpy")])
+  retriever.add_documents([Document("1", content="harbor town")])
+  with pytest.raises(OSError, match="no encoder"):
+    retriever.add_documents([Document("2", content="broken harbor")])
+  assert [len(part) for part in retriever.parts] == [1, 1]
+  assert [document.id for document in retriever.retrieve("harbor")] == ["1"]
+  retriever.add_documents([Document("2", content="mended harbor")])
+  assert {document.id for document in retriever.retrieve("harbor")} == {"1", "2"}
