@@ -2,8 +2,8 @@
 
   python benchmarks/bm25.py [--passages=60000] [--queries=2000] [--turns=7]
 
-Passages are made of words whose frequencies fall like those of a language, 40 to 160 of them, queries of 5 to 12. They are
-asked one at a time, from text to ids and scores, by both in one process, in turns. Prints the median time of a query in
+Passages are made of words whose frequencies fall like those of a language, 40 to 160 of them, queries of 5 to 12. Both
+answer them one at a time, from text to ids and scores, in one process, in turns. Prints the median time of a query in
 the fastest turn of each, and ours as a ratio. Exit code 1 if scores differ.
 """
 

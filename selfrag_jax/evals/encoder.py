@@ -63,6 +63,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
   data = read_parts(config["data"])
   encoder = load_encoder(config["init"])
+  if hasattr(encoder, "fit"):  # a language model's states are standardised, and trained from there
+    encoder.fit([document.text for document in data["train"].documents])  # type: ignore[attr-defined]
   return Experiment(config, mesh, encoder, data, section, settings(LoopConfig, config["loop"], "loop"))
 
 

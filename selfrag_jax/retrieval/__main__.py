@@ -15,7 +15,6 @@ def parser() -> argparse.ArgumentParser:
   main = argparse.ArgumentParser(
     prog="python -m selfrag_jax.retrieval", description="Build knowledge bases and look into them."
   )
-  main.add_argument("--traceback", action="store_true", help="show where an error arose")
   commands_of = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
   def command(name: str, help: str) -> argparse.ArgumentParser:
@@ -23,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
       name, help=help, description=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     one.add_argument("--plugin", action="append", default=[], help="a module that registers a retriever of yours")
+    one.add_argument("--traceback", action="store_true", help="show where an error arose")
     return one
 
   build = command("build", "Build a knowledge base from files. Run it again to go on after it was stopped.")
@@ -79,7 +79,7 @@ def add_build_arguments(build: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Run a command and return the exit code."""
   given = list(sys.argv[1:] if argv is None else argv)
-  if given and given[0].startswith("--") and given[0] not in ("--help", "--traceback"):
+  if given and given[0].startswith("--") and given[0] != "--help":
     given.insert(0, "build")
   arguments = parser().parse_args(given)
   # after the arguments have been read: JAX takes a second to import, and --help should not

@@ -86,7 +86,7 @@ class DenseRetriever(BaseRetriever):
   """The cosine similarity of embeddings, searched exactly or approximately.
 
   An encoder with a method `fit(texts)` and arrays `constants` (a token bag, a language model) is fitted to the first
-  documents that are added, and stays as it is then.
+  documents that are added unless it has been, and stays as it is then.
   """
 
   def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, encoder: Encoder | None = None, backend: str = "exact"):
@@ -121,7 +121,7 @@ class DenseRetriever(BaseRetriever):
 
   def _add(self, documents: Sequence[Document]) -> None:
     texts = [document.text for document in documents]
-    if self._table is None and hasattr(self.encoder, "fit"):
+    if self._table is None and hasattr(self.encoder, "fit") and not self.encoder.constants:  # type: ignore[attr-defined]
       self.encoder.fit(texts)  # type: ignore[attr-defined]
     self._add_embedded([document.id for document in documents], self._embed(texts))
 

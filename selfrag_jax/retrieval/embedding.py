@@ -14,7 +14,7 @@ from tqdm import tqdm
 from selfrag_jax import files
 from selfrag_jax.retrieval.dense import Encoder
 
-BLOCK = 4096  # texts
+BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
 
 
 def encoder_key(encoder: Encoder, name: str) -> str:

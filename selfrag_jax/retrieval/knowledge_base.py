@@ -246,8 +246,11 @@ def _know(encoders: Sequence[DenseRetriever], old: BaseRetriever) -> None:
   """Let encoders know the vectors of an earlier knowledge base."""
   for part, before in zip(encoders, dense_parts(old), strict=False):
     encoder: Any = part.encoder
-    if hasattr(encoder, "fit") or before.settings["model_name"] != part.settings["model_name"]:
-      continue  # its vectors depend on all documents, or are of another encoder
+    if before.settings["model_name"] != part.settings["model_name"]:
+      continue
+    # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are
+    if hasattr(encoder.encoder, "params") and (constants := getattr(before.encoder, "constants", {})):
+      encoder.encoder.constants = constants
     if encoder.key in old.build.get("encoders", ()):
       rows = zip(old.documents, before.vectors, strict=True)
       encoder.known = {**encoder.known, **{document.text: row for document, row in rows}}

@@ -39,6 +39,7 @@ class LMEncoder(TextEncoder):
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: BPETokenizer, max_tokens: int = 256):
     self.config, self.tokenizer, self.max_tokens, self.width = config, tokenizer, max_tokens, config.d_model
+    self._fitted = False
     self.params = {"model": params, "mean": np.zeros(self.width, np.float32), "scale": np.ones(self.width, np.float32)}
 
   @classmethod
@@ -56,12 +57,15 @@ class LMEncoder(TextEncoder):
 
   @property
   def constants(self) -> dict[str, np.ndarray]:
-    """Mean and scale, f32 [D]."""
+    """Mean and scale, f32 [D]; empty before `fit`."""
+    if not self._fitted:
+      return {}
     return {name: np.asarray(self.params[name]) for name in ("mean", "scale")}
 
   @constants.setter
   def constants(self, arrays: dict[str, np.ndarray]) -> None:
     self.params = {**self.params, "mean": arrays["mean"], "scale": arrays["scale"]}
+    self._fitted = True
 
   def fit(self, texts: Sequence[str]) -> None:
     """Standardise over the first of `texts`."""

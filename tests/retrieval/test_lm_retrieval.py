@@ -11,6 +11,7 @@ from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.encoder import load_encoder
+from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
 from selfrag_jax.retrieval.lm import Likelihood, LMEncoder
 from selfrag_jax.text.tokenizer import BPETokenizer
 
@@ -84,3 +85,18 @@ def test_likelihood_is_the_mean_log_probability_of_the_query(folder):
       log_probs = model(torch.tensor([[*prompt, *asked]])).logits[0].log_softmax(-1)
     wanted = np.mean([log_probs[len(prompt) - 1 + i, token].item() for i, token in enumerate(asked)])
     assert score == pytest.approx(wanted, abs=1e-4)
+
+
+def test_sync_keeps_what_a_model_was_standardised_by(folder, tmp_path):
+  source = tmp_path / "source"
+  source.mkdir()
+  for document in DOCUMENTS:
+    (source / f"{document.id}.txt").write_text(document.content)
+  options = {"settings": {"model_name": str(folder), "backend": "numpy"}, "progress": False}
+  prepare_knowledge_base(source, tmp_path / "kb", "dense", **options)
+  before = load(tmp_path / "kb")
+  (source / "new.txt").write_text("one more harbor")
+  assert prepare_knowledge_base(source, tmp_path / "kb", "dense", sync=True, **options)["embedded"] == 1
+  after = load(tmp_path / "kb")
+  np.testing.assert_array_equal(after.encoder.constants["mean"], before.encoder.constants["mean"])
+  np.testing.assert_array_equal(after.vectors[: len(before)], before.vectors)

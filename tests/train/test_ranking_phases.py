@@ -1,17 +1,23 @@
 """Encoders and cross-encoders learn to rank; chunks and devices change neither the loss nor the gradient."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bert import BertConfig, init_bert
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
+from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.encoder import BertEncoder
+from selfrag_jax.retrieval.lm import LMEncoder
 from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.tasks.ranking import RankingTask
+from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.text.wordpiece import SPECIAL, WordPieceTokenizer
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.encoder import EncoderPhase
@@ -39,8 +45,6 @@ def encoder():
 
 
 def init(config, key):
-  import flax.linen as nn
-
   return nn.unbox(init_bert(config, key))
 
 
@@ -143,3 +147,23 @@ def test_long_rows_keep_their_end(data, encoder):
   batch = phase.batch(0)
   assert (batch["lengths"] == 6).all()
   assert (batch["documents"][..., 5] == encoder.tokenizer.special["[SEP]"]).all()
+
+
+def test_a_language_model_can_be_the_encoder(data):
+  tokenizer = ByteTokenizer()
+  config = ModelConfig(tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, ssm_head_dim=16, block_pattern="MT")
+  encoder = LMEncoder(config, nn.unbox(init_params(config, jax.random.key(0))), tokenizer, max_tokens=32)
+  assert encoder.constants == {}
+  encoder.fit([document.text for document in data.documents])
+  phase = encoder_phase(data, encoder, query_tokens=24, document_tokens=32, steps=15)
+  with jax.set_mesh(phase._mesh):
+    state, losses = phase.initial_state(), []
+    for step in range(15):
+      state, metrics = phase.step(state, phase.batch(step))
+      losses.append(float(metrics["loss"]))
+  assert np.mean(losses[-3:]) < 0.8 * losses[0]
+  trained = encoder.with_params(jax.device_get(state.params))
+  retriever = DenseRetriever(encoder=trained, backend="numpy")
+  retriever.add_documents(data.documents)  # which does not fit it again
+  np.testing.assert_array_equal(trained.constants["mean"], jax.device_get(state.params)["mean"])
+  assert not np.array_equal(trained.constants["mean"], encoder.constants["mean"])
