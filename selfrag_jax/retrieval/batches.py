@@ -1,10 +1,13 @@
-"""Texts of about one length are embedded together: little padding, and few shapes to compile."""
+"""Texts of about one length are embedded together, on all devices: little padding, few shapes to compile."""
 
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.typing import ArrayLike
+from selfrag_jax.typing import Array, ArrayLike, Params
 
 ROW_TOKENS = 8192  # of a batch, padding included
 
@@ -33,3 +36,23 @@ def embed_by_length(
     out[part] = np.asarray(embed(tokens, lengths))[: len(part)]
     start += len(part)
   return out
+
+
+class Spread:
+  """A pure function of parameters and rows, `function(params, tokens [B, T], lengths [B]) -> [B, …]`, on all devices.
+
+  The parameters are copied to the devices of this host once, when rows first come that can be shared out evenly.
+  """
+
+  def __init__(self, function: Callable[[Params, ArrayLike, ArrayLike], Array], params: Params):
+    self.params, self._function, self._copies = params, function, None
+    self._mesh = Mesh(np.array(jax.local_devices()), ("rows",))
+
+  def __call__(self, tokens: np.ndarray, lengths: np.ndarray) -> Array:
+    """Run the function; a batch that does not divide by the devices runs on one."""
+    if self._mesh.size == 1 or len(tokens) % self._mesh.size:
+      return self._function(self.params, tokens, lengths)
+    if self._copies is None:
+      self._copies = jax.device_put(self.params, NamedSharding(self._mesh, P()))
+    shares = jax.device_put((tokens, lengths), NamedSharding(self._mesh, P("rows")))
+    return self._function(self._copies, *shares)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.retrieval import bert
-from selfrag_jax.retrieval.batches import embed_by_length
+from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.encoder import STEP, BertEncoder, computed_in, locate_bert
@@ -38,6 +38,7 @@ class CrossEncoder:
 
   def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
     self.config, self.params, self.tokenizer = config, params, tokenizer
+    self._spread: Spread | None = None
 
   @classmethod
   def from_encoder(cls, encoder: BertEncoder, key: PRNGKey) -> "CrossEncoder":
@@ -58,9 +59,12 @@ class CrossEncoder:
 
   def scores(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Score pairs of token ids, f32 [N]."""
-    read = lambda tokens, lengths: score(self.config, self.params, tokens, lengths, self._closing)[:, None]
+    if self._spread is None or self._spread.params is not self.params:
+      read = lambda params, *batch: score(self.config, params, *batch, self._closing)[:, None]
+      self._spread = Spread(read, self.params)
     longest = self.config.max_tokens
-    return embed_by_length(rows, read, 1, lambda length: min(-(-length // STEP) * STEP, max(longest, length)))[:, 0]
+    rounded = lambda length: min(-(-length // STEP) * STEP, max(longest, length))
+    return embed_by_length(rows, self._spread, 1, rounded)[:, 0]
 
   def pairs(self, queries: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of `[CLS] query [SEP] text [SEP]`, cut to `max_tokens`."""

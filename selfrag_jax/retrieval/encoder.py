@@ -16,7 +16,7 @@ import numpy as np
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
 from selfrag_jax.retrieval import bert
-from selfrag_jax.retrieval.batches import embed_by_length
+from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
@@ -32,6 +32,7 @@ class TextEncoder(abc.ABC):
   params: Params
   width: int  # D
   max_tokens: int  # of a text; what is behind them is not read
+  _spread: Spread | None = None
 
   @abc.abstractmethod
   def init(self, key: PRNGKey) -> Params:
@@ -50,8 +51,10 @@ class TextEncoder(abc.ABC):
     """Write the encoder with these parameters to a folder that `load_encoder` takes."""
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts, those of about one length together."""
-    return embed_by_length(self.tokens(texts), partial(self.embed, self.params), self.width, self._rounded)
+    """Embed texts, those of about one length together, on all devices of this host."""
+    if self._spread is None or self._spread.params is not self.params:
+      self._spread = Spread(self.embed, self.params)
+    return embed_by_length(self.tokens(texts), self._spread, self.width, self._rounded)
 
   def with_params(self, params: Params) -> Self:
     """Return the same encoder with other parameters."""

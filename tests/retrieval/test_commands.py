@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -173,3 +174,33 @@ def test_the_launcher_builds_the_same(tmp_path, kb):
   again = call(f"--documents={EXAMPLE / 'corpus.jsonl'}", "--output=other", "--model=token-bag")
   assert again.returncode == 1
   assert again.stderr.strip().endswith("--sync brings it up to date, or give another folder")
+
+
+def test_two_hosts_build_one(tmp_path):
+  """Two real processes with a coordinator between them: each embeds blocks of its own, one publishes."""
+  documents = tmp_path / "many.jsonl"
+  rows = ({"id": str(i), "text": f"document {i} about town number{i % 37}"} for i in range(2500))
+  documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{free.getsockname()[1]}"
+  environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+
+  def start(output, **variables):
+    command = [sys.executable, ROOT / "launch" / "build_kb.py", f"--documents={documents}", f"--output={output}"]
+    return subprocess.Popen(
+      [*command, "--model=token-bag"], cwd=tmp_path, env={**environment, **variables}, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+  hosts = [
+    start("two", JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(rank)) for rank in range(2)
+  ]
+  printed = [host.communicate(timeout=240) for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], printed
+  embedded = sorted(int(out.rsplit("embedded ", 1)[1].replace(",", "")) for out, _ in printed)
+  assert embedded == [1024, 2500 - 1024]
+  alone = start("one")
+  assert alone.wait(timeout=240) == 0
+  digests = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("one", "two")]
+  assert digests[0] == digests[1]

@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
+from selfrag_jax.retrieval.batches import Spread
 from selfrag_jax.retrieval.bert import BertConfig, init_bert
 from selfrag_jax.retrieval.encoder import embed, load_encoder
+from selfrag_jax.tasks.search import pad_rows
 from selfrag_jax.text.wordpiece import SPECIAL
 
 WORDS = [
@@ -138,3 +140,19 @@ def test_a_written_encoder_is_that_of_sentence_transformers(folder, tmp_path):
   theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
   texts = [text for text in TEXTS if text]
   np.testing.assert_allclose(theirs.encode(texts), encoder(texts), atol=2e-6)
+
+
+def test_all_devices_take_their_share(folder):
+  """Eight rows are one on each of the eight devices; the vectors are those of one device."""
+  encoder = load_encoder(folder)
+  many = [" ".join(WORDS[i % 15] for i in range(n, n + 9)) for n in range(16)]
+  seen = []
+  function = lambda params, tokens, lengths: seen.append(tokens) or encoder.embed(params, tokens, lengths)
+  encoder._spread = Spread(function, encoder.params)
+  found = encoder(many)
+  assert [len(tokens.sharding.device_set) for tokens in seen] == [8]
+  alone = embed(encoder.config, encoder.params, *pad_rows(encoder.tokens(many), 16))
+  np.testing.assert_allclose(found, alone, atol=1e-6)
+  seen.clear()
+  np.testing.assert_allclose(encoder(many[:3]), found[:3], atol=1e-6)
+  assert isinstance(seen[0], np.ndarray)  # four rows for eight devices: one takes them
