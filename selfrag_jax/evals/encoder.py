@@ -16,7 +16,8 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.encoder import TextEncoder, load_encoder
+from selfrag_jax.retrieval.encoder import load_encoder
+from selfrag_jax.retrieval.text_encoder import TextEncoder
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.encoder import EncoderPhase

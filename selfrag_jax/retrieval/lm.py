@@ -16,7 +16,7 @@ from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
 from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import STEP, TextEncoder, computed_in, unit
+from selfrag_jax.retrieval.text_encoder import STEP, TextEncoder, computed_in, unit
 from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 

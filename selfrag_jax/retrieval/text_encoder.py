@@ -1,0 +1,69 @@
+"""`TextEncoder`: a function of texts to unit vectors, whose parameters can be trained."""
+
+import abc
+import copy
+import os
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from selfrag_jax.retrieval.batches import Spread, embed_by_length
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+
+STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
+
+
+class TextEncoder(abc.ABC):
+  """A function of texts to unit vectors f32 [N, D]: a tokenizer, and a pure function of parameters and tokens."""
+
+  params: Params
+  width: int  # D
+  max_tokens: int  # of a text; what is behind them is not read
+  _spread: Spread | None = None
+
+  @abc.abstractmethod
+  def init(self, key: PRNGKey) -> Params:
+    """Draw parameters, boxed with the names of their logical axes."""
+
+  @abc.abstractmethod
+  def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts, cut to `max_tokens`."""
+
+  @abc.abstractmethod
+  def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0."""
+
+  @abc.abstractmethod
+  def save(self, folder: str | os.PathLike, params: Params) -> None:
+    """Write the encoder with these parameters to a folder that `load_encoder` takes."""
+
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    """Embed texts, those of about one length together, on all devices of this host."""
+    if self._spread is None or self._spread.params is not self.params:
+      self._spread = Spread(self.embed, self.params)
+    return embed_by_length(self.tokens(texts), self._spread, self.width, self._rounded)
+
+  def with_params(self, params: Params) -> Self:
+    """Return the same encoder with other parameters."""
+    other = copy.copy(self)
+    other.params = params
+    return other
+
+  def _rounded(self, length: int) -> int:
+    return min(-(-max(length, 1) // STEP) * STEP, max(self.max_tokens, length))
+
+
+def unit(rows_BxD: Array) -> Array:
+  """Scale rows to norm 1; zeros stay zeros, with a gradient of 0."""
+  square = jnp.sum(rows_BxD**2, axis=1, keepdims=True)
+  return rows_BxD * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
+
+
+def computed_in(dtype: str) -> str:
+  """Return what `auto` stands for here."""
+  if dtype != "auto":
+    return dtype
+  return "float32" if jax.default_backend() == "cpu" else "bfloat16"
