@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from etils import epath
+from tqdm import tqdm
 
 from selfrag_jax.evals import figures
 from selfrag_jax.files import write_bytes_atomic, write_json
@@ -48,7 +49,7 @@ def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10)
   def ask() -> list[list[Document]]:
     rankings = []
     times.clear()
-    for start in range(0, len(texts), batch_size):
+    for start in tqdm(range(0, len(texts), batch_size), desc="asking", unit="batch", delay=5, leave=False):
       part = texts[start : start + batch_size]
       began = time.perf_counter()
       rankings += retriever.retrieve_batch(part, max(10, *ks))

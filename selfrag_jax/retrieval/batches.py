@@ -28,8 +28,12 @@ def embed_by_length(
     size = ROW_TOKENS
     while size > 1 and size * rounded(len(rows[order[min(start + size, len(order)) - 1]])) > ROW_TOKENS:
       size //= 2
-    part = order[start : start + size]
-    tokens = np.zeros((1 << (len(part) - 1).bit_length(), rounded(len(rows[part[-1]]))), np.int32)
+    left = min(size, len(order) - start)
+    batch = 1 << (left - 1).bit_length()
+    if 4 * left < 3 * batch:  # 18 rows are 16 and 2, not 32 of which 14 are empty
+      batch //= 2
+    part = order[start : start + batch]
+    tokens = np.zeros((batch, rounded(len(rows[part[-1]]))), np.int32)
     lengths = np.zeros(len(tokens), np.int32)
     for at, i in enumerate(part):
       tokens[at, : len(rows[i])], lengths[at] = rows[i], len(rows[i])

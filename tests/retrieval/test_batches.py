@@ -1,0 +1,25 @@
+"""Rows of all lengths come back in their places, in batches that are nearly full."""
+
+import numpy as np
+import pytest
+
+from selfrag_jax.retrieval.batches import ROW_TOKENS, embed_by_length
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 18, 50, 64, 700])
+def test_rows_come_back_and_batches_are_nearly_full(n):
+  rng = np.random.default_rng(n)
+  rows = [rng.integers(1, 100, length).tolist() for length in rng.integers(0, 200, n)]
+  shapes = []
+
+  def embed(tokens, lengths):
+    shapes.append((*tokens.shape, np.count_nonzero(lengths)))
+    assert (tokens[np.arange(tokens.shape[1])[None] >= lengths[:, None]] == 0).all()
+    return np.stack([tokens.sum(axis=1), lengths], axis=1)
+
+  found = embed_by_length(rows, embed, 2, lambda length: -(-max(length, 1) // 16) * 16)
+  np.testing.assert_array_equal(found, [[sum(row), len(row)] for row in rows] if n else np.zeros((0, 2)))
+  for batch, width, _ in shapes:
+    assert batch & (batch - 1) == 0
+    assert batch * width <= ROW_TOKENS
+  assert sum(batch for batch, *_ in shapes) <= 4 / 3 * n + 1
