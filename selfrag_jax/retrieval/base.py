@@ -89,7 +89,7 @@ class BaseRetriever(abc.ABC):
       return [[] for _ in queries]
     found = self._search(queries, top_k, where)
     return [
-      [dataclasses.replace(self._documents[id], score=float(score)) for id, score in zip(*row, strict=True)]
+      [self._documents[id].with_score(float(score)) for id, score in zip(*row, strict=True)]
       for row in zip(*found, strict=True)
     ]
 

@@ -1,5 +1,6 @@
 """`BM25Retriever`: BM25 by bm25s with its numba backend, and numpy for what was added since its index was built."""
 
+import functools
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -143,21 +144,18 @@ class BM25Retriever(BaseRetriever):
   def _learn(self, tokens: Iterable[str]) -> None:
     """Give words that are new their terms."""
     from bm25s.stopwords import STOPWORDS_EN
-    from Stemmer import Stemmer
 
     new = [word for word in dict.fromkeys(tokens) if word not in self._words]
-    for word, stem in zip(new, Stemmer("english").stemWords(new), strict=True):
+    for word, stem in zip(new, _stemmer().stemWords(new), strict=True):
       stops = word in STOPWORDS_EN
       self._words[word] = -1 if stops else self._stems.setdefault(stem, len(self._stems))
 
   def _known(self, query: str) -> list[int]:
     """Return the terms of a query that a document has."""
-    from Stemmer import Stemmer
-
     terms = []
     for word in words(query):
       if (term := self._words.get(word)) is None:
-        term = self._stems.get(Stemmer("english").stemWord(word), -1)
+        term = self._stems.get(_stemmer().stemWord(word), -1)
       if term >= 0:
         terms.append(term)
     return terms
@@ -186,3 +184,10 @@ class BM25Retriever(BaseRetriever):
       self._index.vocab_dict = {**self._stems, "": len(scores["indptr"]) - 1}
       self._index.unique_token_ids_set = set(self._index.vocab_dict.values())
       self._index.nonoccurrence_array = None
+
+
+@functools.cache
+def _stemmer() -> Any:
+  from Stemmer import Stemmer
+
+  return Stemmer("english")

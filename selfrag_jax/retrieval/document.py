@@ -30,6 +30,12 @@ class Document:
       raise ValueError(f"document {self.id!r} has metadata under {bad[0]!r}; names are texts")
     object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
+  def with_score(self, score: float) -> "Document":
+    """Return a copy with a score, which is all that differs: the fields have been checked."""
+    copy = object.__new__(Document)
+    copy.__dict__.update(self.__dict__, score=score)  # dataclasses.replace takes as long as a search by BM25
+    return copy
+
   @property
   def text(self) -> str:
     """Title and content, as retrievers index them."""

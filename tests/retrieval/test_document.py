@@ -45,3 +45,9 @@ def test_what_is_indexed_is_title_and_content():
 def test_what_is_no_document_is_named(record, message):
   with pytest.raises(ValueError, match=message):
     Document.from_dict(record)
+
+
+def test_a_scored_copy_is_the_document_with_a_score():
+  document = Document("1", "T", "C", {"n": 1}, source="s")
+  assert document.with_score(0.5) == dataclasses.replace(document, score=0.5)
+  assert document.score is None
