@@ -61,6 +61,7 @@ setup(
       # oracles: the reference implementations our model is held against
       "pytrec-eval-terrier>=0.5,<1",
       "scikit-learn>=1.5,<2",
+      "sentence-transformers>=5,<7",
       "sentencepiece>=0.2,<1",
       "torch==2.13.0",
       "transformers>=5,<6",

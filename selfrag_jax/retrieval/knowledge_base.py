@@ -84,13 +84,14 @@ def prepare_knowledge_base(
       f"{output} holds a knowledge base already; --sync brings it up to date, or give another folder"
     )
   retriever = create(retriever_type, **settings or {})
+  duplicates = Duplicates(near_duplicates)  # refuses what it cannot take before an encoder is loaded
   sources = _sources(inputs)
   (root / UNFINISHED).mkdir(parents=True, exist_ok=True)
   with _lock(root / UNFINISHED):
     for part in (encoders := dense_parts(retriever)):
       part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], root / UNFINISHED, progress=progress)
     old = load(root) if exists else None
-    kept, counts = _read(sources, chunking, _counter(chunking, encoders), near_duplicates, skip_bad, progress)
+    kept, counts = _read(sources, chunking, _counter(chunking, encoders), duplicates, skip_bad, progress)
     if old is not None:
       _know(encoders, old)
       taken = {document.id for document in kept}
@@ -185,13 +186,12 @@ def _read(
   sources: dict[str, Path],
   chunking: Chunking,
   count: Callable[[Sequence[str]], Sequence[int]],
-  near_duplicates: float,
+  duplicates: Duplicates,
   skip_bad: bool,
   progress: bool,
 ) -> tuple[list[Document], Counter[str]]:
   """Read all files; return the chunks that are left, and how many files, documents and chunks there were."""
   counts = Counter({"files": len(sources), "read": 0, "chunks": 0, "duplicates": 0, "bad": 0})
-  duplicates = Duplicates(near_duplicates)
   places: dict[str, str] = {}
   kept: list[Document] = []
 

@@ -134,7 +134,8 @@ def test_a_written_encoder_is_that_of_transformers(folder, tmp_path):
 
 
 def test_a_written_encoder_is_that_of_sentence_transformers(folder, tmp_path):
-  sentence_transformers = pytest.importorskip("sentence_transformers")
+  import sentence_transformers  # it takes seconds to import
+
   encoder = load_encoder(folder)
   encoder.save(tmp_path / "out", encoder.params)
   theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
