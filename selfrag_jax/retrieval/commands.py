@@ -119,8 +119,7 @@ def validate(arguments: Namespace) -> int:
 
 def merge(arguments: Namespace) -> int:
   """Put knowledge bases together."""
-  merged = merge_knowledge_bases(arguments.knowledge_bases, arguments.output)
-  print(f"{arguments.output} has {len(merged):,} documents")
+  print(f"{arguments.output} has {merge_knowledge_bases(arguments.knowledge_bases, arguments.output):,} documents")
   return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from selfrag_jax import files
@@ -86,10 +87,7 @@ def prepare_knowledge_base(
   retriever = create(retriever_type, **settings or {})
   duplicates = Duplicates(near_duplicates)  # refuses what it cannot take before an encoder is loaded
   sources = _sources(inputs)
-  (root / UNFINISHED).mkdir(parents=True, exist_ok=True)
-  with _lock(root / UNFINISHED):
-    for part in (encoders := dense_parts(retriever)):
-      part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], root / UNFINISHED, progress=progress)
+  with _in_blocks(retriever, root, progress) as encoders:
     old = load(root) if exists else None
     kept, counts = _read(sources, chunking, _counter(chunking, encoders), duplicates, skip_bad, progress)
     if old is not None:
@@ -105,17 +103,14 @@ def prepare_knowledge_base(
       "encoders": [part.encoder.key for part in encoders],  # type: ignore[attr-defined]
       "counts": {name: n for name, n in counts.items() if name != "embedded"},
     }
-    if jax.process_index() == 0:
-      retriever.save(root)
-  if jax.process_index() == 0:
-    shutil.rmtree(root / UNFINISHED, ignore_errors=True)
+    _publish(retriever, root)
   return {"documents": len(retriever), **counts}
 
 
 def merge_knowledge_bases(
   folders: Sequence[str | os.PathLike], output: str | os.PathLike, *, progress: bool = True
-) -> BaseRetriever:
-  """Put the documents of knowledge bases of one kind into a new one; their vectors are taken over.
+) -> int:
+  """Put the documents of knowledge bases of one kind into a new one, and return how many; their vectors are taken over.
 
   A document that two of them have is taken once. Raises ValueError for other types or settings, and for one id with two
   texts; FileExistsError if `output` holds a knowledge base.
@@ -135,18 +130,14 @@ def merge_knowledge_bases(
       if documents.setdefault(document.id, document) != document:
         raise ValueError(f"{folder} has another document with the id {document.id!r}; delete one of them first")
   merged = create(first.name, **first.settings)
-  root.mkdir(parents=True, exist_ok=True)
-  (root / UNFINISHED).mkdir(exist_ok=True)
-  encoders = dense_parts(merged)
-  for part in encoders:
-    part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], root / UNFINISHED, progress=progress)
-  for part in parts:
-    _know(encoders, part)
-  merged.add_documents(documents.values())
-  merged.build = {"merged": [part.build for part in parts], "encoders": [part.encoder.key for part in encoders]}  # type: ignore[attr-defined]
-  merged.save(root)
-  shutil.rmtree(root / UNFINISHED, ignore_errors=True)
-  return merged
+  with _in_blocks(merged, root, progress) as encoders:
+    for part in parts:
+      _know(encoders, part)
+    merged.add_documents(documents.values())
+    keys = [part.encoder.key for part in encoders]  # type: ignore[attr-defined]
+    merged.build = {"merged": [part.build for part in parts], "encoders": keys}
+    _publish(merged, root)
+  return len(merged)
 
 
 def dense_parts(retriever: BaseRetriever) -> list[DenseRetriever]:
@@ -165,9 +156,28 @@ def _sources(inputs: Sequence[str | os.PathLike]) -> dict[str, Path]:
   return found
 
 
-def _lock(folder: Path) -> Any:
+@contextlib.contextmanager
+def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator[list[DenseRetriever]]:
+  """Let the dense parts of a retriever embed in blocks that are kept until it is published; yield those parts.
+
+  One process at a time builds in a folder, beside the other hosts of the same build.
+  """
+  folder = root / UNFINISHED
+  folder.mkdir(parents=True, exist_ok=True)
   advice = "wait for it to end, or give another folder"
-  return files.lock_folder(folder, advice) if jax.process_index() == 0 else contextlib.nullcontext()
+  with files.lock_folder(folder, advice) if jax.process_index() == 0 else contextlib.nullcontext():
+    for part in (encoders := dense_parts(retriever)):
+      part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], folder, progress=progress)
+    yield encoders
+
+
+def _publish(retriever: BaseRetriever, root: Path) -> None:
+  """Save what was built and take the blocks away, once no other host reads them or looks for an older build."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices("knowledge base built")
+  if jax.process_index() == 0:
+    retriever.save(root)
+    shutil.rmtree(root / UNFINISHED, ignore_errors=True)
 
 
 def _counter(chunking: Chunking, encoders: Sequence[DenseRetriever]) -> Callable[[Sequence[str]], Sequence[int]]:

@@ -1,6 +1,6 @@
 """`RerankRetriever`: a retriever finds candidates, a slower function puts them in order.
 
-A reranker is any function of a query and documents to scores; `make_reranker` knows some by name.
+A reranker is any function of a query and documents to scores; `RERANKERS` names some.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
 from selfrag_jax.typing import ArrayLike
 
+FUNCTION = "function"  # what a folder says of a reranker that has no name
 Reranker = Callable[[str, Sequence[Document]], ArrayLike]  # query, N documents -> scores [N]
 
 
@@ -50,19 +51,23 @@ class MMR:
     return scores
 
 
-def make_reranker(name: str, **settings: Any) -> Reranker:
-  """Make a reranker: `cross-encoder` or `likelihood`, both with a `model_name`, or `mmr`. Raises ValueError."""
-  if name == "mmr":
-    return MMR(**settings)
-  if name == "cross-encoder":
-    from selfrag_jax.retrieval.cross_encoder import load_cross_encoder  # TensorFlow takes seconds to import
+def _cross_encoder(model_name: str, **settings: Any) -> Reranker:
+  from selfrag_jax.retrieval.cross_encoder import load_cross_encoder  # TensorFlow takes seconds to import
 
-    return load_cross_encoder(settings.pop("model_name"), **settings)
-  if name == "likelihood":
-    from selfrag_jax.retrieval.lm import Likelihood
+  return load_cross_encoder(model_name, **settings)
 
-    return Likelihood.load(settings.pop("model_name", "smollm2-135m"), **settings)
-  raise ValueError(f"no reranker is called {name!r}; one of cross-encoder, likelihood, mmr, or a function of your own")
+
+def _likelihood(model_name: str = "smollm2-135m", **settings: Any) -> Reranker:
+  from selfrag_jax.retrieval.lm import Likelihood
+
+  return Likelihood.load(model_name, **settings)
+
+
+RERANKERS: dict[str, Callable[..., Reranker]] = {
+  "cross-encoder": _cross_encoder,
+  "likelihood": _likelihood,
+  "mmr": MMR,
+}
 
 
 @register("rerank")
@@ -97,19 +102,23 @@ class RerankRetriever(BaseRetriever):
       raise ValueError(
         f"the retriever holds {len(first)} documents (0); depth = {depth} >= 1; weight {weight} in [0, 1]"
       )
-    named = reranker if isinstance(reranker, str) else "function"
+    if reranker == FUNCTION:
+      raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
+    if isinstance(reranker, str):
+      if reranker not in RERANKERS:
+        raise ValueError(
+          f"no reranker is called {reranker!r}; one of {', '.join(RERANKERS)}, or a function of your own"
+        )
+      if reranker == "cross-encoder" and "model_name" not in (reranker_settings or {}):
+        raise ValueError('a cross-encoder needs reranker_settings={"model_name": a folder or a name on the hub}')
     super().__init__(
       retriever=first.name,
-      reranker=named,
+      reranker=reranker if isinstance(reranker, str) else FUNCTION,
       depth=depth,
       weight=weight,
       retriever_settings=first.settings,
       reranker_settings=reranker_settings or {},
     )
-    if named == "function" and isinstance(reranker, str):
-      raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
-    if isinstance(reranker, str) and reranker not in ("cross-encoder", "likelihood", "mmr"):
-      make_reranker(reranker)  # refuse an unknown one now
     self.first, self._given, self._depth, self._weight = first, reranker, depth, weight
 
   @property
@@ -120,7 +129,7 @@ class RerankRetriever(BaseRetriever):
   def reranker(self) -> Reranker:
     """The function; a named one is loaded when it is needed first."""
     if isinstance(self._given, str):
-      self._given = make_reranker(self._given, **self.settings["reranker_settings"])
+      self._given = RERANKERS[self._given](**self.settings["reranker_settings"])
     return self._given
 
   def _add(self, documents: Sequence[Document]) -> None:

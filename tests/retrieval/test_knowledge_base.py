@@ -177,7 +177,8 @@ def test_merging_takes_vectors_over(tmp_path, own_encoder):
   own_encoder.asked = []
   merged = merge_knowledge_bases([tmp_path / "kb_a", tmp_path / "kb_b"], tmp_path / "kb", progress=False)
   assert own_encoder.asked == []
-  assert len(merged) == 13
+  assert merged == 13
+  assert not (tmp_path / "kb" / UNFINISHED).exists()
   again = load(tmp_path / "kb")
   np.testing.assert_array_equal(again.vectors, letters([d.text for d in again.documents]))
   (tmp_path / "a" / "both.txt").write_text("another text")

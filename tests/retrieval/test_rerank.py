@@ -81,6 +81,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
   for arguments, message in (
     ((filled, by_number), "12 documents"),
     (("bm25", "best"), "no reranker is called 'best'"),
+    (("bm25", "cross-encoder"), "a cross-encoder needs reranker_settings"),
     (("nothing", by_number), "no retriever is called 'nothing'"),
   ):
     with pytest.raises(ValueError, match=message):
