@@ -22,11 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
       "seed": 0,  # of the order of the examples
       "mesh": (-1, 1, 1),
       "init": "all-MiniLM-L6-v2",
-      "data": {
-        "path": "",
-        "parts": {"train": 0.5, "valid": 0.1, "test": 0.4},  # of the titles
-        "seed": 0,  # of their deal
-      },
+      "data": split_titles(),
       "encoder": {
         "steps": 140,
         "batch_size": 32,
@@ -40,6 +36,11 @@ def get_config() -> ml_collections.ConfigDict:
       "loop": {"checkpoint_every": 50, "eval_every": 35, "log_every": 1},
     }
   )
+
+
+def split_titles() -> dict[str, Any]:
+  """Return the section of judged queries: a folder, the shares of its titles, and the seed of their deal."""
+  return {"path": "", "parts": {"train": 0.5, "valid": 0.1, "test": 0.4}, "seed": 0}
 
 
 def adamw(learning_rate: float, warmup_steps: int) -> dict[str, Any]:

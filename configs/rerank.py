@@ -9,7 +9,7 @@ It starts from all-MiniLM-L6-v2, or what `--config.init=WORKDIR/encoder` names. 
 
 import ml_collections
 
-from configs.encoder import adamw
+from configs.encoder import adamw, split_titles
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -21,11 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
       "seed": 0,  # of the head and of the order of the examples
       "mesh": (-1, 1, 1),
       "init": "all-MiniLM-L6-v2",
-      "data": {
-        "path": "",
-        "parts": {"train": 0.5, "valid": 0.1, "test": 0.4},  # of the titles
-        "seed": 0,  # of their deal
-      },
+      "data": split_titles(),
       "rerank": {
         "steps": 400,
         "batch_size": 8,

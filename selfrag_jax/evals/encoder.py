@@ -10,11 +10,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_encoder_plan
-from selfrag_jax.evals.retrieval import Scores, as_csv, read_parts, score, sizes, summarize, table
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.evals.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
-from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.encoder import load_encoder
 from selfrag_jax.retrieval.text_encoder import TextEncoder
@@ -77,19 +75,13 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})
     params = jax.device_get(state.params)
   experiment.encoder.save(os.fspath(workdir / "encoder"), params)
-  words = BM25Retriever()
-  words.add_documents(data["test"].documents)
   scores = {
     "before": experiment.score("test", experiment.encoder.params),
     "trained": experiment.score("test", params),
-    "bm25": score(words, data["test"]),
+    "bm25": bm25_scores(data["test"]),
   }
   counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
-  report = {**counts, "config": experiment.config, **summarize(scores)}
-  write_json(workdir / "encoder.json", report)
-  write_bytes_atomic(workdir / "encoder.csv", as_csv(scores).encode())
-  print(table(scores, report))
-  return report
+  return write_report(workdir, "encoder", scores, {**counts, "config": experiment.config})
 
 
 def dry_run(experiment: Experiment) -> None:

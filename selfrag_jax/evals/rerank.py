@@ -12,8 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_encoder_plan
-from selfrag_jax.evals.retrieval import Scores, as_csv, read_parts, score, sizes, summarize, table
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.evals.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -115,20 +114,14 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   reader = Remembered(experiment.reader(jax.device_put(params)))
   tried = {weight: experiment.rerank(data["valid"], reader, weight)["ndcg@10"].mean() for weight in WEIGHTS}
   weight = max(tried, key=lambda w: tried[w])
-  words = BM25Retriever()
-  words.add_documents(data["test"].documents)
   scores = {
-    "bm25": score(words, data["test"]),
+    "bm25": bm25_scores(data["test"]),
     "reranked": experiment.rerank(data["test"], reader, 1.0),
     "blended": experiment.rerank(data["test"], reader, weight),
   }
   counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
-  report = {**counts, "weight": weight, "config": experiment.config, **summarize(scores)}
-  write_json(workdir / "rerank.json", report)
-  write_bytes_atomic(workdir / "rerank.csv", as_csv(scores).encode())
   print(f"weight of the cross-encoder that is best on validation: {weight}")
-  print(table(scores, report))
-  return report
+  return write_report(workdir, "rerank", scores, {**counts, "weight": weight, "config": experiment.config})
 
 
 def dry_run(experiment: Experiment) -> None:

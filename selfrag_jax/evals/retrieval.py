@@ -18,6 +18,7 @@ from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, n
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
+from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 
 AGAIN = 60  # seconds that asking a second time, for its time, may take
@@ -102,6 +103,13 @@ def read_parts(section: Mapping[str, Any]) -> dict[str, Judged]:
   return {part: read_beir(section["path"], name) for part, name in names.items()}
 
 
+def bm25_scores(data: Judged) -> Scores:
+  """Score BM25, with its defaults, on a part."""
+  words = BM25Retriever()
+  words.add_documents(data.documents)
+  return score(words, data)
+
+
 def sizes(parts: Mapping[str, Judged]) -> str:
   """Say how large the parts are."""
   return ", ".join(f"{part} {len(d.queries):,} queries on {len(d.documents):,} documents" for part, d in parts.items())
@@ -118,10 +126,18 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     report[f"{name}.index_seconds"] = round(time.perf_counter() - began, 3)
     scores[name] = score(retriever, data, config["ks"], config["batch_size"])
     print(f"{name}: {line(scores[name])}", file=sys.stderr, flush=True)
-  report |= summarize(scores)
-  write_json(workdir / "retrieval.json", report)
-  write_bytes_atomic(workdir / "retrieval.csv", as_csv(scores).encode())
+  report = write_report(workdir, "retrieval", scores, report)
   figures.retrieval_bars(workdir, report, list(scores))
+  return report
+
+
+def write_report(
+  workdir: epath.Path, name: str, scores: Mapping[str, Scores], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Write `NAME.json`, the facts beside the summary, and `NAME.csv`; print the table and return the report."""
+  report = {**facts, **summarize(scores)}
+  write_json(workdir / f"{name}.json", report)
+  write_bytes_atomic(workdir / f"{name}.csv", as_csv(scores).encode())
   print(table(scores, report))
   return report
 
