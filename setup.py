@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 NOT_WINDOWS = "platform_system != 'Windows'"
 LINUX = "platform_system == 'Linux'"
 
+TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
@@ -46,6 +47,7 @@ setup(
   ],
   extras_require={
     "test": [
+      *TEXTGRAD,
       *WEIGHTS,
       "hypothesis>=6.100,<7",
       "ipykernel>=6.29,<8",
@@ -67,6 +69,7 @@ setup(
       "transformers>=5,<6",
     ],
     "weights": WEIGHTS,
+    "textgrad": TEXTGRAD,
     "tpu": ["jax[tpu]==0.10.2"],
     "cuda": ["jax[cuda12]==0.10.2"],
     "peers": ["faiss-cpu>=1.11,<2", "sentence-transformers>=5,<7"],

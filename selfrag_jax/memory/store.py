@@ -323,10 +323,7 @@ class MemoryStore:
     """What the folder remembers: d_model, max_chunks, chunk_size and metric."""
     return dict(self._settings)
 
-  @property
-  def size(self) -> int:
-    """How many chunks there are."""
-    return len(self)
+  size = property(__len__, doc="How many chunks there are.")
 
   @property
   def ids(self) -> list[str]:
@@ -348,8 +345,12 @@ class MemoryStore:
   @property
   def embeddings(self) -> np.ndarray:
     """The embeddings f32[N, d_model], a copy."""
+    return self.vectors(self.ids)
+
+  def vectors(self, ids: Iterable[str]) -> np.ndarray:
+    """Return the embeddings of chunks by id, f32[N, d_model], a copy. Raises KeyError."""
     with self._lock:
-      return self._table.embeddings[list(self._table.slots.values())]
+      return self._table.embeddings[[self._table.slots[i] for i in ids]]
 
   @property
   def metadata(self) -> list[Mapping[str, Any]]:

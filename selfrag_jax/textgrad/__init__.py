@@ -1,0 +1,83 @@
+"""Textual automatic differentiation (TextGrad, arXiv 2406.07496) and Gradient-RAG, an optimizer with a memory.
+
+  import selfrag_jax.textgrad as tg
+
+Names, argument order and semantics are TextGrad's; where they differ, the README says why. Importing it imports no JAX.
+"""
+
+from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
+from selfrag_jax.textgrad.endpoint import OpenAIEngine, get_engine
+from selfrag_jax.textgrad.engine import (
+  CallableEngine,
+  EngineLM,
+  SingletonBackwardEngine,
+  backward_engine,
+  set_backward_engine,
+)
+from selfrag_jax.textgrad.functions import (
+  BlackboxLLM,
+  FormattedLLMCall,
+  LLMCall,
+  Module,
+  MultimodalLLMCall,
+  OrderedFieldsMultimodalLLMCall,
+  StringBasedFunction,
+  aggregate,
+  sum,
+)
+from selfrag_jax.textgrad.gradient_rag import RagConfig
+from selfrag_jax.textgrad.gradient_store import Critique, GradientStore, GradientStoreError
+from selfrag_jax.textgrad.limits import Account, BudgetError, ContextBudgetError, EngineCache, EngineError
+from selfrag_jax.textgrad.loss import (
+  ImageQALoss,
+  MultiChoiceTestTime,
+  MultiFieldEvaluation,
+  MultiFieldTokenParsedEvaluation,
+  TextLoss,
+)
+from selfrag_jax.textgrad.optimizer import TGD, NoGradientError, Optimizer, TextualGradientDescent
+from selfrag_jax.textgrad.replies import ReplyError
+from selfrag_jax.textgrad.variable import GraphError, Variable
+
+__all__ = [
+  "TGD",
+  "Accept",
+  "Account",
+  "BlackboxLLM",
+  "BudgetError",
+  "CallableEngine",
+  "ContextBudgetError",
+  "Critique",
+  "EngineCache",
+  "EngineError",
+  "EngineLM",
+  "FormattedLLMCall",
+  "GradientStore",
+  "GradientStoreError",
+  "GraphError",
+  "HeldOut",
+  "ImageQALoss",
+  "LLMCall",
+  "Module",
+  "MultiChoiceTestTime",
+  "MultiFieldEvaluation",
+  "MultiFieldTokenParsedEvaluation",
+  "MultimodalLLMCall",
+  "NoGradientError",
+  "OpenAIEngine",
+  "Optimizer",
+  "OrderedFieldsMultimodalLLMCall",
+  "RagConfig",
+  "ReplyError",
+  "SingletonBackwardEngine",
+  "StringBasedFunction",
+  "TextLoss",
+  "TextualGradientDescent",
+  "Variable",
+  "Verdict",
+  "aggregate",
+  "backward_engine",
+  "get_engine",
+  "set_backward_engine",
+  "sum",
+]

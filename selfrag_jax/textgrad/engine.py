@@ -1,0 +1,203 @@
+"""Engines: what answers a prompt, one at a time or many at once."""
+
+import abc
+import concurrent.futures
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from selfrag_jax.textgrad.limits import (
+  Account,
+  Completion,
+  Content,
+  ContextBudgetError,
+  EngineCache,
+  EngineError,
+  estimate_tokens,
+)
+
+
+class EngineLM(abc.ABC):
+  """Anything that answers a prompt; `concurrency` says how many threads may ask at once."""
+
+  model_string: str = "engine"
+  concurrency: int = 16
+
+  @abc.abstractmethod
+  def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
+    """Answer a prompt."""
+
+  def __call__(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
+    """Answer a prompt."""
+    return self.generate(content, system_prompt=system_prompt, **sampling)
+
+
+class MeteredEngine(EngineLM):
+  """An engine with limits; subclasses implement `complete`."""
+
+  def __init__(
+    self,
+    model_string: str,
+    *,
+    context_tokens: int | None = None,
+    cache: EngineCache | str | None = None,
+    account: Account | None = None,
+    count_tokens: Callable[[Content | None], int] = estimate_tokens,
+    concurrency: int = 16,
+    **sampling: Any,
+  ):
+    """Set the limits.
+
+    Args:
+      model_string: name of the model, a part of the cache's key.
+      context_tokens: how many tokens the prompt and the longest answer may have together; None: nothing is checked.
+      cache: answers on disk, or the file for them.
+      account: what the calls are booked to.
+      count_tokens: counts those of a prompt; an estimate from its bytes where the tokenizer is not at hand.
+      concurrency: how many threads may ask at once.
+      **sampling: parameters of every call, such as temperature and max_tokens.
+    """
+    self.model_string, self.context_tokens, self.concurrency = model_string, context_tokens, concurrency
+    self.cache = EngineCache(cache) if isinstance(cache, str) else cache
+    self.account, self.count_tokens, self.sampling = account, count_tokens, sampling
+
+  @abc.abstractmethod
+  def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
+    """Answer a prompt, without limits."""
+
+  def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
+    """Answer a prompt. Raises ContextBudgetError, BudgetError, EngineError."""
+    sampling = {**self.sampling, **sampling}
+    prompt_tokens = self.count_tokens(content) + self.count_tokens(system_prompt)
+    longest = sampling.get("max_tokens", 0)
+    if self.context_tokens is not None and prompt_tokens + longest > self.context_tokens:
+      raise ContextBudgetError(
+        f"a prompt of {prompt_tokens:,} tokens and an answer of up to {longest:,} exceed the context of "
+        f"{self.model_string}, {self.context_tokens:,}: use_gradient_rag=True keeps prompts in a budget"
+      )
+    key = self.cache.key(self.model_string, content, system_prompt, sampling) if self.cache else ""
+    if self.cache and (known := self.cache.get(key)) is not None:
+      if self.account:
+        self.account.note_cached()
+      return known
+    with (self.account or Account()).spending(prompt_tokens, longest) as note:
+      completion = self.complete(content, system_prompt, **sampling)
+      note(completion)
+    if not isinstance(completion.text, str):
+      raise EngineError(f"{self.model_string} answered {type(completion.text).__name__}, not text")
+    if self.cache:
+      self.cache.put(key, completion.text)
+    return completion.text
+
+
+class CallableEngine(MeteredEngine):
+  """A function (content, system_prompt) -> text as an engine: a local model, or a script.
+
+  A list of answers is given out in its order, for tests; `calls` are the prompts that were asked.
+  """
+
+  def __init__(
+    self,
+    answer: Callable[[Content, str | None], str] | Sequence[str],
+    model_string: str = "callable",
+    **limits: Any,
+  ):
+    """See `MeteredEngine` for the limits."""
+    super().__init__(model_string, **limits)
+    self._answers = None if callable(answer) else iter(answer)
+    self._answer = answer if callable(answer) else self._next
+    self._log = threading.Lock()
+    self.calls: list[tuple[Content, str | None]] = []
+
+  def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
+    """Ask the function."""
+    with self._log:
+      self.calls.append((content, system_prompt))
+    text = self._answer(content, system_prompt)
+    return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
+
+  def _next(self, content: Content, system_prompt: str | None) -> str:
+    with self._log:
+      for answer in self._answers or ():
+        return answer
+    raise EngineError(f"the script of {self.model_string} has ended after {len(self.calls) - 1} answers")
+
+
+class Request(NamedTuple):
+  """What an engine is asked."""
+
+  content: Content
+  system_prompt: str | None
+
+
+def ask_all(engine: EngineLM, requests: Sequence[Request]) -> Iterator[str]:
+  """Ask all at once, as far as the engine allows it; yield the answers in the order of the requests.
+
+  When a call raises, the answers before it have been yielded, calls that have not begun are not made, and it raises.
+  """
+  workers = min(len(requests), getattr(engine, "concurrency", EngineLM.concurrency))
+  if workers <= 1:
+    for request in requests:
+      yield _text(engine(request.content, system_prompt=request.system_prompt), engine)
+    return
+  executor = concurrent.futures.ThreadPoolExecutor(workers, "engine")
+  try:
+    calls = [executor.submit(engine, content, system_prompt=system) for content, system in requests]
+    for call in calls:
+      yield _text(call.result(), engine)
+  finally:
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _text(answer: Any, engine: EngineLM) -> str:
+  if not isinstance(answer, str):
+    raise EngineError(f"{getattr(engine, 'model_string', engine)} answered {type(answer).__name__}, not text")
+  return answer
+
+
+class SingletonBackwardEngine:
+  """The engine that gives critiques where none is named."""
+
+  _engine: EngineLM | None = None
+  _local: contextvars.ContextVar[EngineLM | None] = contextvars.ContextVar("backward_engine", default=None)
+
+  def set_engine(self, engine: EngineLM, override: bool = False) -> None:
+    """Set it. Raises RuntimeError if there is one and `override` is false."""
+    if SingletonBackwardEngine._engine is not None and not override:
+      raise RuntimeError("a backward engine is set already; set_backward_engine(engine, override=True) replaces it")
+    SingletonBackwardEngine._engine = engine
+
+  def get_engine(self) -> EngineLM | None:
+    """Return it, or None."""
+    here = self._local.get()
+    return SingletonBackwardEngine._engine if here is None else here
+
+
+def set_backward_engine(engine: EngineLM | str, override: bool = False) -> None:
+  """Set the engine that gives critiques. Raises RuntimeError if there is one and `override` is false."""
+  SingletonBackwardEngine().set_engine(resolve_engine(engine), override)
+
+
+@contextlib.contextmanager
+def backward_engine(engine: EngineLM | str) -> Iterator[EngineLM]:
+  """Use an engine for critiques inside the `with`, in this thread or task alone."""
+  chosen = resolve_engine(engine)
+  token = SingletonBackwardEngine._local.set(chosen)
+  try:
+    yield chosen
+  finally:
+    SingletonBackwardEngine._local.reset(token)
+
+
+def resolve_engine(engine: EngineLM | str | None) -> Any:
+  """Return an engine from one, its name, or None for the backward engine. Raises ValueError if there is none."""
+  if isinstance(engine, str):
+    from selfrag_jax.textgrad.endpoint import get_engine
+
+    return get_engine(engine)
+  found = engine if engine is not None else SingletonBackwardEngine().get_engine()
+  if found is None:
+    raise ValueError("no engine: give one, or call set_backward_engine(engine) first")
+  return found

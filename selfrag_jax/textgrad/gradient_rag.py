@@ -1,0 +1,150 @@
+"""What an optimizer is shown of its past: the critiques of cases like the present ones, in a budget of tokens."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.textgrad.gradient_store import GradientStore, PastCritique
+from selfrag_jax.textgrad.limits import Content, estimate_tokens
+
+MERGES = ("concatenate", "mmr", "cluster", "outcome")
+
+
+@dataclasses.dataclass(frozen=True)
+class RagConfig:
+  """How much of the past an optimizer is shown.
+
+  Feedback takes at most `tokens` of a prompt: first that of this step, then the `window` critiques before it, then up
+  to `k` that were retrieved. The merge is `concatenate` (most similar first), `mmr` (Carbonell & Goldstein 1998),
+  `cluster` (one for each group that says the same), or `outcome` (similarity, more if the change that followed helped).
+  """
+
+  k: int = 8
+  window: int = 0
+  tokens: int = 1500
+  past_tokens: int = 500  # of them, for window and retrieved at most
+  merge: str = "mmr"
+  min_score: float = 0.1
+  diversity: float = 0.3  # of mmr: 0 is similarity alone
+  same: float = 0.8  # of cluster: cosine from which two critiques say the same
+  count_tokens: Callable[[Content | None], int] = estimate_tokens
+
+  def __post_init__(self):
+    if self.merge not in MERGES:
+      raise ValueError(f"unknown merge {self.merge!r}; use one of {', '.join(MERGES)}")
+    if min(self.k, self.window, self.past_tokens) < 0 or self.tokens < 1:
+      raise ValueError("k, window and past_tokens must be at least 0, tokens at least 1")
+
+
+@dataclasses.dataclass
+class Past:
+  """What was chosen: lines for the prompt and the ids behind them."""
+
+  lines: list[str]
+  ids: list[str]
+
+
+def recall(store: GradientStore, rows: np.ndarray, role: str, config: RagConfig, budget: int) -> Past:
+  """Choose past critiques of a role for the current ones, whose `rows` [N, 2D] are those of `GradientStore.embed`.
+
+  It is called before the current ones are stored. At most `budget` tokens.
+  """
+  window = store.recent(config.window, role=role) if config.window else []
+  found: dict[str, PastCritique] = {}
+  for past in store.search(rows, 2 * config.k, role=role, min_score=config.min_score) if config.k else ():
+    for critique in past:
+      if critique.id not in found or critique.similarity > found[critique.id].similarity:
+        found[critique.id] = critique
+  for critique in window:
+    found.pop(critique.id, None)
+  ranked = sorted(found.values(), key=lambda c: -c.similarity)
+  chosen = merge(ranked, config)
+  past = Past([], [])
+  for i, critique in enumerate([*window, *chosen]):
+    line = format_past(critique, is_recent=i < len(window))
+    cost = config.count_tokens(line)
+    if cost <= budget and len(past.ids) < config.k + len(window):
+      past.lines.append(line)
+      past.ids.append(critique.id)
+      budget -= cost
+  return past
+
+
+def merge(ranked: Sequence[PastCritique], config: RagConfig) -> list[PastCritique]:
+  """Put past critiques, most similar first, in the order in which they are worth their tokens."""
+  if config.merge == "concatenate" or len(ranked) < 2:
+    return list(ranked)
+  if config.merge == "outcome":
+    return sorted(ranked, key=lambda c: -c.similarity * _outcome_weight(c))
+  vectors = np.stack([c.vector for c in ranked])
+  alike = vectors @ vectors.T
+  if config.merge == "cluster":
+    return _representatives(ranked, alike, config.same)
+  relevance = np.array([c.similarity for c in ranked])
+  order, redundancy = [0], alike[0].copy()
+  while len(order) < min(len(ranked), config.k):
+    gain = (1 - config.diversity) * relevance - config.diversity * redundancy
+    gain[order] = -np.inf
+    order.append(int(gain.argmax()))
+    redundancy = np.maximum(redundancy, alike[order[-1]])
+  return [ranked[i] for i in order]
+
+
+def _representatives(ranked: Sequence[PastCritique], alike: np.ndarray, same: float) -> list[PastCritique]:
+  """Keep the most similar of each group that says the same, with the counts of all; the most frequent groups first."""
+  leaders: list[int] = []
+  counts: dict[int, int] = {}
+  for i, critique in enumerate(ranked):
+    leader = next((j for j in leaders if alike[i, j] >= same), i)
+    if leader == i:
+      leaders.append(i)
+    counts[leader] = counts.get(leader, 0) + critique.count
+  order = sorted(leaders, key=lambda i: (-ranked[i].similarity * np.log1p(counts[i]), i))
+  return [dataclasses.replace(ranked[i], count=counts[i]) for i in order]
+
+
+def _outcome_weight(critique: PastCritique) -> float:
+  helped = (critique.helped + 1) / (critique.uses + 2)  # Laplace's rule of succession
+  outcome = {True: 1.25, None: 1.0, False: 0.75}[critique.accepted]
+  return outcome * (0.5 + helped)
+
+
+def format_past(critique: PastCritique, is_recent: bool) -> str:
+  """Return a past critique as the optimizer is shown it."""
+  similarity = 'recent="yes"' if is_recent else f'similarity="{critique.similarity:.2f}"'
+  outcome = {True: "accepted", None: "unknown", False: "rejected"}[critique.accepted]
+  change = "" if critique.delta is None else f" {critique.delta:+.3f}"
+  facts = f'{similarity} count="{critique.count}" outcome="{outcome}{change}"'
+  return f"<PAST_FEEDBACK {facts}>{critique.text}</PAST_FEEDBACK>"
+
+
+def fit(parts: Sequence[list[Any]], budget: int, count_tokens: Callable[[Content | None], int]) -> list[list[Any]]:
+  """Keep as many of the newest parts as a budget of tokens allows, in their order; the newest is cut if it must be."""
+  kept: list[list[Any]] = []
+  for part in reversed(parts):
+    cost = count_tokens(part)
+    if cost > budget:
+      if not kept:
+        kept.append([cut(part[-1], budget, count_tokens)])
+      break
+    kept.append(part)
+    budget -= cost
+  return kept[::-1]
+
+
+def cut(text: str, budget: int, count_tokens: Callable[[Content | None], int]) -> str:
+  """Leave out the middle of a text until it has at most `budget` tokens."""
+  if count_tokens(text) <= budget:
+    return text
+  low, high = 0, len(text)
+  while low < high:
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if count_tokens(_ends(text, middle)) <= budget else (low, middle - 1)
+  return _ends(text, low)
+
+
+def _ends(text: str, length: int) -> str:
+  head = length // 2
+  return text[:head] + " […] " + text[len(text) - (length - head) :] if length else ""

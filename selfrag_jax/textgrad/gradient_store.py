@@ -1,0 +1,275 @@
+"""`GradientStore`: every critique that an optimizer has ever had, found again by what it was about."""
+
+import collections
+import dataclasses
+import io
+import json
+import math
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from selfrag_jax.files import write_json
+from selfrag_jax.memory.records import Chunk
+from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.textgrad.hashing import HashingEncoder
+
+FORMAT = 1
+UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
+Encoder = Callable[[Sequence[str]], Any]
+
+
+class GradientStoreError(RuntimeError):
+  """The folder holds no gradient store that can be opened with these settings."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Critique:
+  """One critique and what it was about."""
+
+  role: str  # of the variable
+  text: str
+  sample: str = ""
+  output: str = ""
+  target: str = ""
+  score: float | None = None
+  run: str = ""
+  step: int = 0
+  epoch: int = 0
+  value_hash: str = ""  # of the variable's text
+
+
+@dataclasses.dataclass(frozen=True)
+class PastCritique:
+  """A critique that was found again; `text` and the rest of `read()` are on disk until they are asked for."""
+
+  id: str
+  similarity: float
+  count: int  # how often it was given, near duplicates counted
+  accepted: bool | None  # the change that followed; None: not known
+  delta: float | None  # of the validation score
+  uses: int  # how often it was found again, and how often the change that followed that was accepted
+  helped: int
+  step: int
+  vector: np.ndarray  # f32 [D] of the critique
+  read: Callable[[], Critique]
+
+  @property
+  def text(self) -> str:
+    """The critique, read from the disk."""
+    return self.read().text
+
+
+class GradientStore:
+  """Critiques with two embeddings each, that of the sample and that of the critique, in memory or in a folder.
+
+  Texts stay on disk: what is kept in memory does not depend on their length. One process writes to a folder, others
+  may read; `kill -9` loses at most the critique that was being written. Near duplicates are counted, not added; a full
+  store gives up what helped least, was used least and is oldest.
+  """
+
+  def __init__(
+    self,
+    path: str | None = None,
+    *,
+    encoder: Encoder | None = None,
+    encoder_name: str | None = None,
+    max_records: int = 100_000,
+    sample_weight: float = 0.7,
+    dedupe_threshold: float | None = 0.98,
+    read_only: bool = False,
+  ):
+    """Open the store in a folder, or make one.
+
+    Args:
+      path: local folder; None keeps everything in memory.
+      encoder: maps texts to [N, D]; words, hashed, by default.
+      encoder_name: what the folder remembers it by; its `name` by default.
+      max_records: how many critiques fit.
+      sample_weight: of the samples' similarity, the critiques' has the rest.
+      dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
+      read_only: see the folder as it is now, beside the process that writes.
+
+    Raises GradientStoreError for a folder of another encoder or version, FolderInUseError when another process writes.
+    """
+    if not 0 <= sample_weight <= 1:
+      raise ValueError(f"sample_weight = {sample_weight} must be between 0 and 1")
+    self._encoder = encoder or HashingEncoder()
+    name = encoder_name or getattr(self._encoder, "name", None) or type(self._encoder).__name__
+    width = int(np.asarray(self._encoder(["width"])).shape[1])
+    self._sample_weight, self._max_records = sample_weight, max_records
+    self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
+    self._lock = threading.RLock()
+    settings = {"format": FORMAT, "encoder": name, "width": width}
+    options: dict[str, Any] = {"backend": "numpy", "dedupe_threshold": dedupe_threshold}
+    if path is None:
+      self._memory = MemoryStore(2 * width, max_records, chunk_size=0, metric="dot", **options)
+      self._texts: BinaryIO = io.BytesIO()
+      return
+    folder = pathlib.Path(path)
+    manifest = folder / "gradient_store.json"
+    if manifest.exists():
+      _check(json.loads(manifest.read_text("utf-8")), settings, path)
+      self._memory = MemoryStore.load(str(folder / "memory"), read_only=read_only, **options)
+    elif read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
+      raise GradientStoreError(f"{path} holds no gradient store; give its folder, or an empty one for a new store")
+    else:
+      folder.mkdir(parents=True, exist_ok=True)
+      begun = (folder / "memory").exists()  # killed before the manifest was written
+      make = MemoryStore.load if begun else MemoryStore
+      sizes = {} if begun else {"d_model": 2 * width, "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
+      self._memory = make(path=str(folder / "memory"), **sizes, **options)
+      (folder / "critiques.jsonl").touch()
+      write_json(manifest, settings)
+    self._max_records = self._memory.settings["max_chunks"]
+    mode = "rb" if read_only else "r+b"
+    self._texts = open(folder / "critiques.jsonl", mode, buffering=0)  # noqa: SIM115
+    known = zip(self._memory.ids, self._memory.metadata, strict=True)
+    for id, facts in sorted(known, key=lambda item: item[1]["at"]):
+      self._note_recent(facts["role"], id)
+
+  def __len__(self) -> int:
+    return len(self._memory)
+
+  def __enter__(self) -> "GradientStore":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Give the folder back. Nothing is lost without it."""
+    self._memory.close()
+    self._texts.close()
+
+  def embed(self, critiques: Sequence[Critique]) -> np.ndarray:
+    """Embed samples and critiques side by side, f32 [N, 2D], each of norm 1, or 0 where the text is empty.
+
+    The prompt that is being optimized is in neither: it is the same for all of them.
+    """
+    texts = [text for c in critiques for text in (c.sample, c.text)]
+    rows = np.asarray(self._encoder([text or " " for text in texts]), np.float32)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    rows[[not text.strip() for text in texts]] = 0
+    return rows.reshape(len(critiques), -1)
+
+  def add(self, critiques: Sequence[Critique], rows: np.ndarray | None = None) -> list[str]:
+    """Keep critiques and return their ids; a near duplicate's is that of the one that is there.
+
+    `rows` are those of `embed`. Raises OSError when the disk is full: nothing is added.
+    """
+    if not critiques:
+      return []
+    rows = self.embed(critiques) if rows is None else rows
+    self._make_room(len(critiques))
+    lines = [(json.dumps(dataclasses.asdict(c), ensure_ascii=False) + "\n").encode() for c in critiques]
+    start = self._texts.seek(0, os.SEEK_END)
+    try:
+      data = memoryview(b"".join(lines))
+      while data:  # a raw file may take a part
+        data = data[self._texts.write(data) :]
+    except BaseException:
+      self._texts.truncate(start)
+      raise
+    offsets = np.cumsum([start, *map(len, lines)]).tolist()
+    metadata = [
+      {"at": at, "size": len(line), "role": c.role, "step": c.step, **UNKNOWN}
+      for at, line, c in zip(offsets, lines, critiques, strict=False)
+    ]
+    ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata)
+    for id, critique in zip(ids, critiques, strict=True):
+      self._note_recent(critique.role, id)
+    return ids
+
+  def search(
+    self, rows: np.ndarray, k: int, *, role: str | None = None, min_score: float = 0.0
+  ) -> list[list[PastCritique]]:
+    """Find the k past critiques most similar to each of the rows of `embed` [N, 2D], best first, of a role if given."""
+    half = rows.shape[1] // 2
+    weighted = rows * np.repeat(np.array([self._sample_weight, 1 - self._sample_weight], np.float32), half)
+    if role is None or self._recent.keys() <= {role}:
+      fitting = self._memory.search_batched(weighted, k, min_score=min_score)
+    else:  # asking for more and leaving out what does not fit is faster than a filter over all, if most do fit
+      found = self._memory.search_batched(weighted, 4 * k, min_score=min_score)
+      fitting = [[c for c in chunks if c.metadata["role"] == role][:k] for chunks in found]
+      if any(len(chunks) < k <= len(all_) // 4 for chunks, all_ in zip(fitting, found, strict=True)):
+        fitting = self._memory.search_batched(weighted, k, where={"role": role}, min_score=min_score)
+    return [[self._past(chunk) for chunk in chunks] for chunks in fitting]
+
+  def recent(self, n: int, *, role: str) -> list[PastCritique]:
+    """Return the last n critiques of a role, up to 64, newest first."""
+    ids = [id for id in reversed(self._recent[role]) if id in self._memory]
+    return [self._past(self._memory.get(id)) for id in ids[:n]]
+
+  def note_outcome(self, ids: Iterable[str], accepted: bool, delta: float | None) -> None:
+    """Say what became of the change that followed critiques."""
+    for id in ids:
+      if id in self._memory:
+        self._memory.update(id, metadata={"accepted": accepted, "delta": delta})
+
+  def note_use(self, ids: Iterable[str], accepted: bool) -> None:
+    """Say that critiques were shown to the optimizer again, and whether its change was accepted."""
+    for id in ids:
+      if id in self._memory:
+        old = self._memory.get(id).metadata
+        self._memory.update(id, metadata={"uses": old["uses"] + 1, "helped": old["helped"] + accepted})
+
+  def read(self, id: str) -> Critique:
+    """Read a critique. Raises KeyError for an unknown id."""
+    return self._read(self._memory.get(id).metadata)
+
+  def _read(self, metadata: Mapping[str, Any]) -> Critique:
+    with self._lock:
+      self._texts.seek(metadata["at"])
+      return Critique(**json.loads(self._texts.read(metadata["size"])))
+
+  def _past(self, chunk: Chunk) -> PastCritique:
+    names = ("accepted", "delta", "uses", "helped", "step")
+    vector = self._memory.vectors([chunk.id])[0]
+    return PastCritique(
+      id=chunk.id,
+      similarity=chunk.score or 0.0,
+      count=chunk.count,
+      vector=vector[len(vector) // 2 :],
+      read=lambda: self._read(chunk.metadata),
+      **{name: chunk.metadata[name] for name in names},
+    )
+
+  def _note_recent(self, role: str, id: str) -> None:
+    recent = self._recent[role]
+    if id in recent:
+      recent.remove(id)
+    recent.append(id)
+
+  def _make_room(self, n: int) -> None:
+    """Give up the least valuable, a twentieth at a time, before the store is full."""
+    if len(self._memory) + n <= self._max_records:
+      return
+    chunks = [self._memory.get(id) for id in self._memory.ids]
+    newest = max(chunk.metadata["step"] for chunk in chunks)
+    chunks.sort(key=lambda chunk: _value(chunk, newest))
+    count = max(len(chunks) + n - self._max_records, len(chunks) // 20)
+    self._memory.delete([chunk.id for chunk in chunks[:count]])
+
+
+def _value(chunk: Chunk, newest: int) -> float:
+  """Return what a critique is worth keeping for: its outcome, its use, and how recent it is, each between 0 and 1."""
+  facts = chunk.metadata
+  outcome = {True: 1.0, None: 0.5, False: 0.0}[facts["accepted"]]
+  use = math.tanh((facts["uses"] + facts["helped"] + chunk.count - 1) / 4)
+  age = (newest - facts["step"]) / max(newest, 1)
+  return outcome + use + (1 - age)
+
+
+def _check(found: Mapping[str, Any], expected: Mapping[str, Any], path: str) -> None:
+  if found.get("format") != FORMAT:
+    raise GradientStoreError(f"{path} has format {found.get('format')}, this version reads {FORMAT}")
+  if (found["encoder"], found["width"]) != (expected["encoder"], expected["width"]):
+    raise GradientStoreError(
+      f"{path} was written with the encoder {found['encoder']} of width {found['width']}, this one is "
+      f"{expected['encoder']} of width {expected['width']}: open it with that one, or give another folder"
+    )

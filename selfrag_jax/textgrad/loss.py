@@ -1,0 +1,134 @@
+"""Losses: language models that judge a variable."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfrag_jax.textgrad.engine import EngineLM, resolve_engine
+from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
+from selfrag_jax.textgrad.replies import parse_tags
+from selfrag_jax.textgrad.variable import Variable
+
+JUDGE = "system prompt for the evaluation"
+TEST_TIME = """\
+You judge solutions of multiple-choice problems, as a part of a system that improves them. Look into the reasoning and \
+the answer from several sides and name what may be wrong, without solving the problem yourself."""
+
+
+class TextLoss(Module):
+  """A language model that judges a text by an instruction."""
+
+  def __init__(self, eval_system_prompt: Variable | str, engine: EngineLM | str | None = None):
+    """Make the judge; `eval_system_prompt` says what to look at."""
+    self.eval_system_prompt = _fixed(eval_system_prompt, JUDGE)
+    self.engine = resolve_engine(engine)
+    self.llm_call = LLMCall(self.engine, self.eval_system_prompt)
+
+  def forward(self, instance: Variable) -> Variable:
+    """Judge."""
+    return self.llm_call(instance)
+
+
+class MultiFieldEvaluation(Module):
+  """A language model that judges several variables together, such as a prediction and the right answer."""
+
+  def __init__(
+    self,
+    evaluation_instruction: Variable,
+    role_descriptions: Sequence[str],
+    engine: EngineLM | str | None = None,
+    system_prompt: Variable | None = None,
+  ):
+    """Make the judge; `role_descriptions` name the inputs, in their order."""
+    self.evaluation_instruction = evaluation_instruction
+    self.role_descriptions = list(role_descriptions)
+    self.engine = resolve_engine(engine)
+    self.system_prompt = _fixed(system_prompt or "You judge how texts relate to each other.", JUDGE)
+    lines = ["{instruction}", *(f"**{role}**: {{{role}}}" for role in self.role_descriptions)]
+    fields = dict.fromkeys(["instruction", *self.role_descriptions])
+    self.formatted_llm_call = FormattedLLMCall(self.engine, "\n".join(lines), fields, self.system_prompt)
+
+  def forward(self, inputs: Sequence[Variable]) -> Variable:
+    """Judge; the inputs take the role descriptions. Raises ValueError for another number of them."""
+    if len(inputs) != len(self.role_descriptions):
+      raise ValueError(f"{len(inputs)} inputs for the roles {self.role_descriptions}")
+    for role, v in zip(self.role_descriptions, inputs, strict=True):
+      v.set_role_description(role)
+    named = {"instruction": self.evaluation_instruction, **dict(zip(self.role_descriptions, inputs, strict=True))}
+    return self.formatted_llm_call(named, response_role_description="evaluation of the prediction")
+
+
+class MultiFieldTokenParsedEvaluation(MultiFieldEvaluation):
+  """The same, with the verdict between two tags."""
+
+  def __init__(
+    self,
+    evaluation_instruction: Variable,
+    role_descriptions: Sequence[str],
+    engine: EngineLM | str | None = None,
+    system_prompt: Variable | None = None,
+    parse_tags: Sequence[str] | None = None,
+  ):
+    """Make the judge; `parse_tags` are the opening and the closing tag."""
+    super().__init__(evaluation_instruction, role_descriptions, engine, system_prompt)
+    self.parse_tags = list(parse_tags or ("<RESULT>", "</RESULT>"))
+
+  def parse_output(self, response: Variable) -> str:
+    """Return the verdict. Raises ReplyError if it is not between the tags."""
+    return parse_tags(response.get_value(), self.parse_tags)
+
+
+class MultiChoiceTestTime(Module):
+  """A language model that criticises an answer to a multiple-choice question without knowing the right one."""
+
+  def __init__(
+    self,
+    evaluation_instruction: str,
+    engine: EngineLM | str | None = None,
+    system_prompt: Variable | None = None,
+  ):
+    """Make the judge."""
+    self.tt_system_prompt = _fixed(system_prompt or TEST_TIME, JUDGE)
+    self.engine, self.instruction = resolve_engine(engine), evaluation_instruction
+    format_string = "{instruction}\nQuestion: {question}\nAnswer by the language model: {prediction}"
+    fields = dict.fromkeys(["instruction", "question", "prediction"])
+    self.formatted_llm_call = FormattedLLMCall(self.engine, format_string, fields, self.tt_system_prompt)
+
+  def forward(self, question: str, prediction: Variable) -> Variable:
+    """Criticise."""
+    inputs = {
+      "instruction": _fixed(self.instruction, "evaluation instruction"),
+      "question": _fixed(question, "the multiple choice question"),
+      "prediction": prediction,
+    }
+    return self.formatted_llm_call(inputs, response_role_description=f"evaluation of the {prediction.role_description}")
+
+
+class ImageQALoss(Module):
+  """A language model that judges the answer to a question about an image."""
+
+  def __init__(
+    self,
+    evaluation_instruction: str,
+    engine: EngineLM | str | None = None,
+    system_prompt: Variable | None = None,
+  ):
+    """Make the judge."""
+    self.evaluation_instruction = _fixed(evaluation_instruction, "evaluation instruction")
+    self.engine = resolve_engine(engine)
+    self.system_prompt = _fixed(system_prompt or "You judge answers to questions about images.", JUDGE)
+    fields = ["Evaluation Instruction", "Question", "Image", "Answer"]
+    self.multimodal_llm_call = OrderedFieldsMultimodalLLMCall(self.engine, fields, self.system_prompt)
+
+  def forward(self, image: Variable, question: Variable, response: Variable) -> Variable:
+    """Judge."""
+    values: Mapping[str, Any] = {
+      "Evaluation Instruction": self.evaluation_instruction,
+      "Question": question,
+      "Image": image,
+      "Answer": response,
+    }
+    return self.multimodal_llm_call(values, response_role_description=f"evaluation of the {response.role_description}")
+
+
+def _fixed(value: Variable | str, role: str) -> Variable:
+  return value if isinstance(value, Variable) else Variable(value, requires_grad=False, role_description=role)

@@ -1,0 +1,287 @@
+"""`TextualGradientDescent`: an engine rewrites texts by the critiques that they have received."""
+
+import abc
+import collections
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from selfrag_jax.textgrad import prompts
+from selfrag_jax.textgrad.accept import Accept, Verdict
+from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all, resolve_engine
+from selfrag_jax.textgrad.gradient_rag import Past, RagConfig, fit, recall
+from selfrag_jax.textgrad.gradient_store import Critique, GradientStore
+from selfrag_jax.textgrad.limits import Content
+from selfrag_jax.textgrad.prompts import fill
+from selfrag_jax.textgrad.replies import ReplyError, changed_share, limit_edit, parse_tags
+from selfrag_jax.textgrad.variable import Variable
+
+POLICIES = ("raise", "keep", "retry")
+
+
+class NoGradientError(RuntimeError):
+  """A parameter is to be improved, but nothing was said about it."""
+
+
+@dataclasses.dataclass
+class Update:
+  """What a step did to one parameter."""
+
+  parameter: Variable
+  before: str
+  candidate: str
+  verdict: Verdict
+  past: Past
+  stored: list[str]  # ids of this step's critiques
+
+
+class Optimizer(abc.ABC):
+  """Changes variables by their gradients."""
+
+  def __init__(self, parameters: Sequence[Variable]):
+    """Take texts. Raises TypeError for images."""
+    for parameter in parameters:
+      if not isinstance(parameter.get_value(), str):
+        raise TypeError(f"{parameter.role_description!r} is no text; only texts can be improved")
+    self.parameters = list(parameters)
+
+  def zero_grad(self) -> None:
+    """Forget the critiques of all parameters."""
+    for parameter in self.parameters:
+      parameter.reset_gradients()
+
+  @abc.abstractmethod
+  def step(self) -> Any:
+    """Improve the parameters."""
+
+
+class TextualGradientDescent(Optimizer):
+  """Improves texts by their critiques; with `use_gradient_rag`, by what it remembers of all critiques before, too."""
+
+  def __init__(
+    self,
+    parameters: Sequence[Variable],
+    verbose: int = 0,
+    engine: EngineLM | str | None = None,
+    constraints: Sequence[str] | None = None,
+    new_variable_tags: Sequence[str] | None = None,
+    optimizer_system_prompt: str = prompts.OPTIMIZER_SYSTEM_PROMPT,
+    in_context_examples: Sequence[str] | None = None,
+    gradient_memory: int = 0,
+    *,
+    momentum_window: int = 0,
+    learning_rate: float = 1.0,
+    on_bad_reply: str = "raise",
+    retries: int = 2,
+    accept: Accept | None = None,
+    use_gradient_rag: bool = False,
+    gradient_store: GradientStore | None = None,
+    rag: RagConfig | None = None,
+    run: str = "",
+  ):
+    """Make an optimizer.
+
+    Args:
+      parameters: texts to improve; those of one step are accepted or rejected together.
+      verbose: print every new text.
+      engine: what rewrites; the backward engine by default.
+      constraints: what every version must keep to.
+      new_variable_tags: the tags around the new version.
+      optimizer_system_prompt: with {new_variable_start_tag} and {new_variable_end_tag} in it.
+      in_context_examples: shown in every prompt.
+      gradient_memory: how many steps' critiques are shown again.
+      momentum_window: how many earlier versions are shown.
+      learning_rate: how much of the words a step may change, above 0 to 1; a larger one is asked for again, then cut.
+      on_bad_reply: `raise`, `keep` the text, or `retry` and then raise, when an answer holds no new version.
+      retries: how often an answer is asked for again, for either reason.
+      accept: decides whether candidates take the place of the texts, such as `HeldOut`; None takes all.
+      use_gradient_rag: keep every critique in `gradient_store` and show those of similar cases, within `rag.tokens`.
+      gradient_store: where; in memory by default.
+      rag: how much of them.
+      run: name of the run in the store.
+
+    Raises ValueError for settings that do not fit.
+    """
+    super().__init__(parameters)
+    if not 0 < learning_rate <= 1:
+      raise ValueError(f"learning_rate = {learning_rate} is a share of the words: above 0, at most 1")
+    if on_bad_reply not in POLICIES:
+      raise ValueError(f"unknown on_bad_reply {on_bad_reply!r}; use one of {', '.join(POLICIES)}")
+    if not use_gradient_rag and (gradient_store is not None or rag is not None):
+      raise ValueError("gradient_store and rag are for use_gradient_rag=True")
+    self.engine, self.verbose = resolve_engine(engine), verbose
+    self.constraints, self.in_context_examples = list(constraints or ()), list(in_context_examples or ())
+    self.new_variable_tags = list(new_variable_tags or ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"))
+    self._tags = dict(zip(("new_variable_start_tag", "new_variable_end_tag"), self.new_variable_tags, strict=True))
+    self.optimizer_system_prompt = fill(optimizer_system_prompt, **self._tags)
+    self.gradient_memory, self.momentum_window, self.learning_rate = gradient_memory, momentum_window, learning_rate
+    self.accept = accept
+    self._policy, self._retries = on_bad_reply, retries
+    self._memory = {p: collections.deque(maxlen=gradient_memory) for p in self.parameters}
+    self._versions = {p: collections.deque(maxlen=momentum_window) for p in self.parameters}
+    self.rag = (rag or RagConfig()) if use_gradient_rag else None
+    self.store = (GradientStore() if gradient_store is None else gradient_store) if use_gradient_rag else None
+    self.run, self.step_count, self.epoch = run, 0, 0
+    self.overhead_seconds = 0.0  # of remembering: embedding, search, merging and storing
+
+  @property
+  def constraint_text(self) -> str:
+    """The constraints, numbered."""
+    return "\n".join(f"Constraint {i}: {text}" for i, text in enumerate(self.constraints, 1))
+
+  def step(self) -> list[Update]:
+    """Improve every parameter. What was said is stored, and the texts change, only when all answers are there.
+
+    Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and what the engine raises.
+    """
+    for parameter in self.parameters:
+      if not parameter.gradients:
+        raise NoGradientError(f"nothing was said about {parameter.role_description!r}; call backward() before step()")
+    plans = [self._plan(parameter) for parameter in self.parameters]
+    candidates = self._propose([content for content, _, _ in plans])
+    olds = [p.get_value() for p in self.parameters]
+    if candidates == olds:
+      verdict = Verdict(True)
+    else:
+      verdict = Verdict(True) if self.accept is None else self.accept(self.parameters, candidates)
+    updates = []
+    for parameter, old, new, (_, past, stored) in zip(self.parameters, olds, candidates, plans, strict=True):
+      updates.append(Update(parameter, old, new, verdict, past, stored))
+      self._memory[parameter].append(parameter.get_gradient_text())
+      self._versions[parameter].append(old)
+      if verdict.accepted:
+        parameter.set_value(new)
+      if self.verbose:
+        print(f"step {self.step_count}, {parameter.role_description}:\n{parameter.get_value()}\n", flush=True)
+    self._note_outcome(updates)
+    self.step_count += 1
+    return updates
+
+  def _plan(self, parameter: Variable) -> tuple[Content, Past, list[str]]:
+    """Return the prompt for a parameter, what of the past is in it, and the ids of the critiques that were stored."""
+    parts = [_shown(g, parameter.gradients_context.get(g)) for g in parameter.gradients]
+    if self.rag is None or self.store is None:
+      return self._prompt(parameter, parts, []), Past([], []), []
+    began = time.perf_counter()
+    critiques = self._critiques(parameter)
+    rows = self.store.embed(critiques)
+    for gradient, row in zip(_singles(parameter), rows, strict=True):
+      gradient.embedding = row
+    parts = fit(parts, self.rag.tokens, self.rag.count_tokens)
+    left = self.rag.tokens - sum(map(self.rag.count_tokens, parts))
+    past = recall(self.store, rows, parameter.role_description, self.rag, min(left, self.rag.past_tokens))
+    stored = self.store.add(critiques, rows)
+    self.overhead_seconds += time.perf_counter() - began
+    return self._prompt(parameter, parts, past.lines), past, stored
+
+  def _critiques(self, parameter: Variable) -> list[Critique]:
+    known = ("sample", "output", "target")
+    value_hash = hashlib.sha256(parameter.get_value().encode()).hexdigest()[:16]
+    return [
+      Critique(
+        role=parameter.role_description,
+        text=gradient.get_value(),
+        score=gradient.loss_context.get("score"),
+        run=self.run,
+        step=self.step_count,
+        epoch=self.epoch,
+        value_hash=value_hash,
+        **{name: str(gradient.loss_context.get(name, "")) for name in known},
+      )
+      for gradient in _singles(parameter)
+    ]
+
+  def _prompt(self, parameter: Variable, parts: Sequence[list[Any]], past: Sequence[str]) -> Content:
+    fields = {"variable_desc": parameter.role_description, "variable_value": parameter.get_value(), **self._tags}
+    after = [fill(prompts.UPDATE_END, **fields)]
+    if past:
+      after.append(fill(prompts.PAST_FEEDBACK, records="\n".join(past)))
+    if memory := self._memory[parameter]:
+      lines = [f"<FEEDBACK-{i}> {text} </FEEDBACK-{i}>" for i, text in enumerate(memory, 1)]
+      after.append(fill(prompts.GRADIENT_MEMORY, records="\n".join(lines)))
+    if versions := self._versions[parameter]:
+      lines = [f"\nVersion {i}: {text}\n" for i, text in enumerate(versions, 1)]
+      after.append(fill(prompts.MOMENTUM, versions="".join(lines)))
+    if self.constraints:
+      after.append(fill(prompts.CONSTRAINTS, constraints=self.constraint_text))
+    if self.in_context_examples:
+      after.append(fill(prompts.EXAMPLES, examples="\n".join(self.in_context_examples)))
+    if self.learning_rate < 1:
+      after.append(fill(prompts.EDIT_BUDGET, percent=f"{self.learning_rate:.0%}"))
+    after.append(fill(prompts.UPDATE_FORMAT, **self._tags))
+    pieces: list[str | bytes] = [fill(prompts.UPDATE_START, **fields)]
+    for i, part in enumerate(parts):
+      pieces += (["\n\n"] if i else []) + part
+    pieces.append("\n\n".join(after))
+    if all(isinstance(piece, str) for piece in pieces):
+      return "".join(pieces)  # type: ignore[arg-type]
+    return pieces
+
+  def _propose(self, contents: Sequence[Content]) -> list[str]:
+    """Ask for new versions; ask again for those that cannot be used, with the reason."""
+    found: dict[int, str] = {}
+    notes, attempts = dict.fromkeys(range(len(contents)), ""), 0
+    while len(found) < len(contents):
+      waiting = [i for i in range(len(contents)) if i not in found]
+      requests = [Request(_with_note(contents[i], notes[i]), self.optimizer_system_prompt) for i in waiting]
+      is_last = attempts >= self._retries
+      for i, reply in zip(waiting, ask_all(self.engine, requests), strict=True):
+        old = self.parameters[i].get_value()
+        try:
+          new = parse_tags(reply, self.new_variable_tags)
+        except ReplyError as error:
+          if self._policy == "keep":
+            found[i] = old
+          elif self._policy == "raise" or is_last:
+            raise
+          notes[i] = f"Your last answer could not be used: {error}"
+          continue
+        share = changed_share(old, new) if self.learning_rate < 1 else 0.0
+        if share > self.learning_rate and not is_last:
+          notes[i] = fill(prompts.TOO_LARGE_AN_EDIT, changed=f"{share:.0%}")
+          continue
+        found[i] = new if share <= self.learning_rate else limit_edit(old, new, self.learning_rate)
+      attempts += 1
+    return [found[i] for i in range(len(contents))]
+
+  def _note_outcome(self, updates: Sequence[Update]) -> None:
+    if self.store is None or self.accept is None:
+      return
+    began = time.perf_counter()
+    for update in updates:
+      self.store.note_outcome(update.stored, update.verdict.accepted, update.verdict.delta)
+      self.store.note_use(update.past.ids, update.verdict.accepted)
+    self.overhead_seconds += time.perf_counter() - began
+
+
+TGD = TextualGradientDescent
+
+
+def _singles(parameter: Variable) -> list[Variable]:
+  """Return the critiques of a parameter, each by itself where several were put into one."""
+  singles, stack = [], list(parameter.gradients)[::-1]
+  while stack:
+    gradient = stack.pop()
+    stack += gradient.parts[::-1]
+    if not gradient.parts:
+      singles.append(gradient)
+  return singles
+
+
+def _shown(gradient: Variable, context: dict[str, Any] | None) -> list[Any]:
+  """Return a critique with the conversation that it is about: texts, and images where there were some."""
+  if context is None:
+    return [f"<FEEDBACK> {gradient.get_value()} </FEEDBACK>"]
+  fields = {"response_desc": context["response_desc"], "variable_desc": context["variable_desc"]}
+  feedback = gradient.get_value()
+  if isinstance(context["context"], list):
+    return [*context["context"], fill(prompts.GRADIENT_AFTER_PARTS, feedback=feedback, **fields)]
+  return [fill(prompts.GRADIENT, context=context["context"], feedback=feedback, **fields)]
+
+
+def _with_note(content: Content, note: str) -> Content:
+  if not note:
+    return content
+  return f"{content}\n\n{note}" if isinstance(content, str) else [*content, note]

@@ -1,0 +1,348 @@
+"""`Variable`: a text in a graph of calls, and `backward`, which brings critiques to the texts that it came from."""
+
+import base64
+import dataclasses
+import json
+import numbers
+import pathlib
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.textgrad.engine import Request, ask_all, resolve_engine
+from selfrag_jax.textgrad.prompts import REDUCE_SYSTEM_PROMPT, reduce_prompt, shorten
+
+LARGEST_IMAGE = 20 << 20  # bytes
+FORMAT = 1  # of the JSON
+
+
+class GraphError(ValueError):
+  """The graph of variables is no graph of calls: it has a cycle."""
+
+
+class OrderedSet(MutableSet):
+  """A set in the order of insertion, so that prompts are the same in every run."""
+
+  def __init__(self, items: Iterable[Any] = ()):
+    self._items = dict.fromkeys(items)
+
+  def add(self, value: Any) -> None:
+    """Add an item at the end, unless it is there."""
+    self._items[value] = None
+
+  def discard(self, value: Any) -> None:
+    """Remove an item, if it is there."""
+    self._items.pop(value, None)
+
+  def __contains__(self, value: object) -> bool:
+    return value in self._items
+
+  def __iter__(self) -> Iterator[Any]:
+    return iter(self._items)
+
+  def __len__(self) -> int:
+    return len(self._items)
+
+  def __repr__(self) -> str:
+    return f"{{{', '.join(map(repr, self._items))}}}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """A critique on its way to a variable: a `text` that is passed on, or a `request` to the backward engine."""
+
+  variable: "Variable"
+  request: Request | None = None
+  text: str = ""
+  context: dict[str, Any] | None = None  # context, response_desc, variable_desc: what the optimizer is shown
+  loss_context: dict[str, Any] = dataclasses.field(default_factory=dict)
+  groups: tuple[int, ...] = ()
+
+
+class Variable:
+  """A text (or an image, as bytes), what it is for, and the critiques that it has received.
+
+  `gradients` are variables too, in the order in which they came; each has the `loss_context` of what it criticises
+  (sample, output, and what the loss said: target, score), and the `embedding` that the gradient store gave it.
+  """
+
+  def __init__(
+    self,
+    value: str | bytes | int = "",
+    image_path: str = "",
+    predecessors: Sequence["Variable"] | None = None,
+    requires_grad: bool = True,
+    *,
+    role_description: str,
+  ):
+    """Make a variable.
+
+    Args:
+      value: text; integers become text; bytes are an image.
+      image_path: file or http(s) address of an image, in place of a value.
+      predecessors: what it was made from.
+      requires_grad: whether it is to receive critiques.
+      role_description: what it is for; critics and optimizer read it.
+
+    Raises ValueError for what does not fit together, TypeError for another value.
+    """
+    predecessors = list(predecessors or ())
+    if not requires_grad and (needy := [v.role_description for v in predecessors if v.requires_grad]):
+      raise ValueError(f"{role_description!r} requires no gradient, but is made from what does: {needy}")
+    if value != "" and image_path != "":
+      raise ValueError("give a value or an image_path, not both")
+    if image_path:
+      value = read_image(image_path)
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+      value = str(int(value))
+    if not isinstance(value, (str, bytes)):  # how many digits of a float matter is the caller's to say
+      raise TypeError(f"the value must be text, an integer or bytes (an image), not {type(value).__name__}")
+    if requires_grad and isinstance(value, bytes):
+      raise ValueError("images receive no gradients; give requires_grad=False")
+    self.value: Any = value
+    self.role_description = role_description
+    self.predecessors: OrderedSet = OrderedSet(predecessors)
+    self.requires_grad = requires_grad
+    self.gradients: MutableSet = OrderedSet()
+    self.gradients_context: dict[Variable, dict[str, Any] | None] = {}
+    self.grad_fn: Callable[..., Iterable[Message] | None] | None = None
+    self.embedding: np.ndarray | None = None
+    self.loss_context: dict[str, Any] = {}
+    self.parts: tuple[Variable, ...] = ()  # of a critique that was put together from several
+    self._groups: tuple[int, ...] = ()  # of `aggregate` that a critique, or this sum, belongs to
+    self._passed: tuple[int, ...] = ()  # those that this backward pass has come through
+
+  def __repr__(self) -> str:
+    return f"Variable(value={self.value!r}, role={self.role_description!r}, grads={len(self.gradients)})"
+
+  def __str__(self) -> str:
+    return str(self.value)
+
+  def __add__(self, other: "Variable") -> "Variable":
+    from selfrag_jax.textgrad.functions import add
+
+    return add(self, other)
+
+  def get_value(self) -> Any:
+    """Return the text."""
+    return self.value
+
+  def set_value(self, value: Any) -> None:
+    """Replace the text."""
+    self.value = value
+
+  def get_role_description(self) -> str:
+    """Return what it is for."""
+    return self.role_description
+
+  def set_role_description(self, role_description: str) -> None:
+    """Say what it is for."""
+    self.role_description = role_description
+
+  def get_short_value(self, n_words_offset: int = 10) -> str:
+    """Return the first and last words of a long text."""
+    return shorten(self.value, n_words_offset)
+
+  def get_grad_fn(self) -> Callable[..., Any] | None:
+    """Return what brings critiques to the predecessors."""
+    return self.grad_fn
+
+  def set_grad_fn(self, grad_fn: Callable[..., Any] | None) -> None:
+    """Set what brings critiques to the predecessors.
+
+    It is called with `backward_engine=` and returns messages, which are asked for together with those of other
+    variables; or adds to the predecessors' gradients itself and returns None.
+    """
+    self.grad_fn = grad_fn
+
+  def get_gradient_text(self) -> str:
+    """Return all critiques, one after the other."""
+    return "\n".join(gradient.value for gradient in self.gradients)
+
+  def reset_gradients(self) -> None:
+    """Forget the critiques."""
+    self.gradients, self.gradients_context = OrderedSet(), {}
+
+  def receive(self, message: Message, text: str) -> None:
+    """Take a critique; an empty one says that there is nothing to criticise."""
+    self._passed = tuple(dict.fromkeys((*self._passed, *message.groups)))
+    if not text.strip():
+      return
+    gradient = Variable(text, role_description=f"feedback to {self.role_description}")
+    gradient.loss_context, gradient._groups = dict(message.loss_context), message.groups
+    self.gradients.add(gradient)
+    self.gradients_context[gradient] = message.context
+
+  def groups(self) -> tuple[int, ...]:
+    """Return the aggregates that what is said of this variable belongs to."""
+    return tuple(dict.fromkeys((*self._passed, *self._groups)))
+
+  def context_of_loss(self) -> dict[str, Any]:
+    """Return what is known of the loss from here on: set by the loss, or come with the critiques."""
+    return {name: x for v in (*self.gradients, self) for name, x in v.loss_context.items()}
+
+  def backward(self, engine: Any = None) -> None:
+    """Bring critiques to every variable that this one came from and that requires them.
+
+    Calls that do not depend on each other are made at once, as far as the engine's `concurrency` goes; critiques arrive
+    in the same order however long each takes. `engine` is that of `set_backward_engine` if none is given.
+    Raises ValueError if there is none, GraphError for a cycle, and what the engine raises: the critiques that came
+    before it are kept, and no variable has changed.
+    """
+    engine = resolve_engine(engine)
+    self.gradients, graph = OrderedSet(), levels(self)
+    for v in (v for level in graph for v in level):
+      v._passed = ()
+    for level in graph:
+      needy = [v for v in level if v.requires_grad]
+      _reduce(needy, engine)
+      messages = [m for v in needy if v.grad_fn is not None for m in v.grad_fn(backward_engine=engine) or ()]
+      messages = [message for message in messages if message.variable.requires_grad]
+      answers = ask_all(engine, [message.request for message in messages if message.request is not None])
+      for message in messages:
+        message.variable.receive(message, message.text if message.request is None else next(answers))
+
+  def generate_graph(self, print_gradients: bool = False) -> Any:
+    """Return the graph that leads here as a `graphviz.Digraph`; needs the package graphviz."""
+    from selfrag_jax.textgrad.graph import draw
+
+    return draw(self, print_gradients)
+
+  def save(self, path: str) -> None:
+    """Write this variable and all that it came from, critiques included, as JSON.
+
+    What a call does backward is code and is not written.
+    """
+    from selfrag_jax.files import write_json
+
+    nodes = [v for level in reversed(levels(self)) for v in level]
+    known = set(nodes)
+    for v in nodes:  # the list grows: critiques, and their parts
+      for other in (*v.gradients, *v.parts):
+        if other not in known:
+          known.add(other)
+          nodes.append(other)
+    place = {v: i for i, v in enumerate(nodes)}
+    write_json(path, {"format": FORMAT, "root": place[self], "variables": [_plain(v, place) for v in nodes]})
+
+  @classmethod
+  def load(cls, path: str) -> "Variable":
+    """Read what `save` wrote. Raises ValueError for another file."""
+    try:
+      content = json.loads(pathlib.Path(path).read_text("utf-8"))
+      if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
+      nodes = [_variable(entry) for entry in content["variables"]]
+      for v, entry in zip(nodes, content["variables"], strict=True):
+        v.predecessors = OrderedSet(nodes[i] for i in entry["predecessors"])
+        v.gradients = OrderedSet(nodes[i] for i, _ in entry["gradients"])
+        v.gradients_context = {nodes[i]: _unjson(context) for i, context in entry["gradients"]}
+        v.parts = tuple(nodes[i] for i in entry["parts"])
+      return nodes[content["root"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+      raise ValueError(f"{path} holds no variables that Variable.save wrote: {error}") from None
+
+
+def levels(root: Variable) -> list[list[Variable]]:
+  """Return the variables that `root` came from, itself first, each in a level after all that were made from it.
+
+  Variables of one level do not depend on each other. No recursion: graphs may be deep. Raises GraphError for a cycle.
+  """
+  order, state, stack = [], {root: "open"}, [(root, _backwards(root))]
+  while stack:
+    v, rest = stack[-1]
+    for predecessor in rest:
+      if state.get(predecessor) == "open":
+        raise GraphError(f"{predecessor.role_description!r} is its own predecessor; build it from new variables")
+      if predecessor not in state:
+        state[predecessor] = "open"
+        stack.append((predecessor, _backwards(predecessor)))
+        break
+    else:
+      state[v] = "done"
+      order.append(v)
+      stack.pop()
+  depth = dict.fromkeys(reversed(order), 0)
+  for v in depth:
+    for predecessor in v.predecessors:
+      depth[predecessor] = max(depth[predecessor], depth[v] + 1)
+  found: list[list[Variable]] = [[] for _ in range(max(depth.values()) + 1)]
+  for v, d in depth.items():
+    found[d].append(v)
+  return found
+
+
+def _backwards(v: Variable) -> Iterator[Variable]:
+  return reversed(list(v.predecessors))  # the order found is turned round in the end
+
+
+def read_image(path: str) -> bytes:
+  """Read an image from a file or an http(s) address. Raises ValueError when it is larger than 20 MiB, OSError."""
+  if path.startswith(("http://", "https://")):
+    request = urllib.request.Request(path, headers={"User-Agent": "selfrag_jax"})
+    with urllib.request.urlopen(request, timeout=60) as file:
+      data = file.read(LARGEST_IMAGE + 1)
+  else:
+    with open(path, "rb") as file:
+      data = file.read(LARGEST_IMAGE + 1)
+  if len(data) > LARGEST_IMAGE:
+    raise ValueError(f"{path} is larger than {LARGEST_IMAGE >> 20} MiB")
+  return data
+
+
+def _reduce(variables: Iterable[Variable], engine: Any) -> None:
+  """Put the critiques of one `aggregate` into one, for each variable, all at once."""
+  found = []
+  for v in variables:
+    groups: dict[tuple[int, ...], list[Variable]] = {}
+    for gradient in v.gradients:
+      if gradient._groups:
+        groups.setdefault(gradient._groups, []).append(gradient)
+    found += [(v, several) for several in groups.values() if len(several) > 1]
+  answers = ask_all(engine, [Request(reduce_prompt([g.value for g in gs]), REDUCE_SYSTEM_PROMPT) for _, gs in found])
+  for (v, several), text in zip(found, answers, strict=True):
+    roles = dict.fromkeys(gradient.role_description for gradient in several)
+    combined = Variable(text, role_description=", ".join(roles))
+    combined.parts, combined._groups = tuple(several), several[0]._groups
+    kept = [gradient for gradient in v.gradients if gradient not in several]
+    v.gradients = OrderedSet([*kept, combined])
+
+
+def _plain(v: Variable, place: dict[Variable, int]) -> dict[str, Any]:
+  return {
+    "value": _json(v.value),
+    "role_description": v.role_description,
+    "requires_grad": v.requires_grad,
+    "predecessors": [place[p] for p in v.predecessors],
+    "gradients": [[place[g], _json(v.gradients_context.get(g))] for g in v.gradients],
+    "parts": [place[p] for p in v.parts],
+    "embedding": None if v.embedding is None else np.asarray(v.embedding, np.float64).tolist(),
+    "loss_context": v.loss_context,
+  }
+
+
+def _variable(entry: dict[str, Any]) -> Variable:
+  v = Variable(
+    _unjson(entry["value"]), requires_grad=entry["requires_grad"], role_description=entry["role_description"]
+  )
+  v.embedding = None if entry["embedding"] is None else np.array(entry["embedding"], np.float32)
+  v.loss_context = entry["loss_context"]
+  return v
+
+
+def _json(value: Any) -> Any:
+  """Return a value or a context with its images as base64."""
+  if isinstance(value, bytes):
+    return {"image": base64.b64encode(value).decode()}
+  if isinstance(value, dict):
+    return {name: _json(x) for name, x in value.items()}
+  return [_json(x) for x in value] if isinstance(value, list) else value
+
+
+def _unjson(value: Any) -> Any:
+  if isinstance(value, dict):
+    is_image = list(value) == ["image"]
+    return base64.b64decode(value["image"]) if is_image else {name: _unjson(x) for name, x in value.items()}
+  return [_unjson(x) for x in value] if isinstance(value, list) else value

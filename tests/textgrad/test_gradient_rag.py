@@ -1,0 +1,199 @@
+"""Gradient-RAG: prompts of one size, past critiques where they matter, and nothing of it where it is off."""
+
+import numpy as np
+import pytest
+
+import selfrag_jax.textgrad as tg
+from selfrag_jax.textgrad.gradient_rag import MERGES, cut, fit, format_past, merge
+from selfrag_jax.textgrad.gradient_store import PastCritique
+from selfrag_jax.textgrad.limits import estimate_tokens
+
+ROLE = "system prompt"
+
+
+def improved(text="be brief"):
+  return f"<IMPROVED_VARIABLE>{text}</IMPROVED_VARIABLE>"
+
+
+def critic(content, system):
+  return improved() if "optimizer inside" in system else "say why"
+
+
+def failing(sample, critique, value="be brief"):
+  """A parameter that has one critique of one sample."""
+  p = tg.Variable(value, role_description=ROLE)
+  add(p, sample, critique)
+  return p
+
+
+def add(p, sample, critique):
+  gradient = tg.Variable(critique, role_description="feedback")
+  gradient.loss_context = {"sample": sample, "output": "?", "target": "!", "score": 0.0}
+  p.gradients.add(gradient)
+  p.gradients_context[gradient] = {"context": sample, "response_desc": "answer", "variable_desc": ROLE}
+
+
+def optimizer_for(p, **rag):
+  engine = tg.CallableEngine(lambda content, system: improved())
+  return tg.TGD([p], engine=engine, use_gradient_rag=True, rag=tg.RagConfig(**rag))
+
+
+def step(optimizer, p, *cases):
+  p.reset_gradients()
+  for sample, critique in cases:
+    add(p, sample, critique)
+  (update,) = optimizer.step()
+  return update, optimizer.engine.calls[-1][0]
+
+
+def test_similar_case_brings_its_critique_back():
+  p = failing("", "")
+  optimizer = optimizer_for(p, k=1)
+  step(optimizer, p, ("how many apples are in three baskets?", "count the baskets first"))
+  step(optimizer, p, ("translate the letter into French", "keep the greeting"))
+  update, prompt = step(optimizer, p, ("how many pears are in four baskets?", "the count is wrong"))
+  assert "count the baskets first</PAST_FEEDBACK>" in prompt
+  assert "keep the greeting" not in prompt
+  assert len(update.past.ids) == 1
+  assert update.past.ids != update.stored
+
+
+def test_retrieves_before_it_stores():
+  p = failing("", "")
+  _, prompt = step(optimizer_for(p), p, ("how many apples?", "count them"))
+  assert "PAST_FEEDBACK" not in prompt
+
+
+def test_off_means_byte_identical_prompts():
+  p = failing("how many apples?", "count them")
+  plain = tg.TGD([p], engine=tg.CallableEngine(lambda content, system: improved()))
+  off = tg.TGD([p], engine=tg.CallableEngine(lambda content, system: improved()), use_gradient_rag=False)
+  empty = optimizer_for(p)
+  for optimizer in (plain, off, empty):
+    optimizer.step()
+  assert plain.engine.calls == off.engine.calls == empty.engine.calls  # with nothing to remember, too
+
+
+def test_critiques_of_another_variable_stay_out():
+  store = tg.GradientStore()
+  store.add([tg.Critique("other prompt", "count the baskets", "how many apples?")])
+  p = failing("how many apples?", "wrong")
+  engine = tg.CallableEngine(lambda content, system: improved())
+  tg.TGD([p], engine=engine, use_gradient_rag=True, gradient_store=store).step()
+  assert "PAST_FEEDBACK" not in engine.calls[0][0]
+
+
+def test_order_is_current_window_retrieved():
+  p = failing("", "")
+  optimizer = optimizer_for(p, k=1, window=1, merge="concatenate")
+  step(optimizer, p, ("how many apples in baskets?", "retrieved one"))
+  step(optimizer, p, ("translate the letter", "recent one"))
+  update, prompt = step(optimizer, p, ("how many pears in baskets?", "current one"))
+  assert prompt.index("current one") < prompt.index("recent one") < prompt.index("retrieved one")
+  assert 'recent="yes"' in prompt
+  assert len(update.past.ids) == 2
+
+
+def test_critiques_that_were_put_into_one_are_stored_each():
+  p = failing("a", "first")
+  add(p, "b", "second")
+  one, two = p.gradients
+  combined = tg.Variable("both", role_description="feedback")
+  combined.parts = (one, two)
+  p.gradients = {combined}
+  optimizer = optimizer_for(p)
+  (update,) = optimizer.step()
+  assert [optimizer.store.read(id).sample for id in update.stored] == ["a", "b"]
+  assert one.embedding is not None
+  assert combined.embedding is None
+
+
+def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
+  """The engine raises beyond 4,096; planted critiques are still found after 10,000 others, and prompts do not grow."""
+  rng = np.random.default_rng(0)
+  words = [f"word{i}" for i in range(3000)]
+  sizes, longest = {}, 0
+
+  def answer(content, system):
+    return improved() if "optimizer inside" in system else "say why"
+
+  engine = tg.CallableEngine(answer, context_tokens=4096, max_tokens=500)
+  p = tg.Variable("be brief", role_description=ROLE)
+  optimizer = tg.TGD([p], engine=engine, use_gradient_rag=True, rag=tg.RagConfig(k=4, tokens=2000))
+  planted = [(f"zebra{i} crossing{i} at midnight{i}", f"mind the stripes{i}") for i in range(10)]
+  for n in range(0, 10_000, 100):
+    cases = [planted[n // 1000]] if n % 1000 == 0 else []
+    cases += [(" ".join(rng.choice(words, 12)), " ".join(rng.choice(words, 12))) for _ in range(100 - len(cases))]
+    _, prompt = step(optimizer, p, *cases)
+    longest = max(longest, estimate_tokens(prompt))
+    if n + 100 in (100, 1000, 10_000):
+      sizes[n + 100] = longest
+  assert max(sizes.values()) <= 1.05 * min(sizes.values())
+  assert len(optimizer.store) >= 10_000
+  for sample, critique in planted:
+    _, prompt = step(optimizer, p, (sample + " again", "wrong"))
+    assert critique in prompt
+
+
+def past(similarity, vector, **options):
+  facts = {"count": 1, "accepted": None, "delta": None, "uses": 0, "helped": 0, "step": 0, **options}
+  critique = tg.Critique(ROLE, options.pop("text", "text"))
+  vector = np.asarray(vector, np.float32) / np.linalg.norm(vector)
+  facts.pop("text", None)
+  return PastCritique(id=str(similarity), similarity=similarity, vector=vector, read=lambda: critique, **facts)
+
+
+def ids(merged):
+  return [critique.id for critique in merged]
+
+
+def test_merges():
+  a, b, c = past(0.9, [1, 0]), past(0.8, [1, 0.01]), past(0.5, [0, 1])
+  assert ids(merge([a, b, c], tg.RagConfig(merge="concatenate"))) == ["0.9", "0.8", "0.5"]
+  assert ids(merge([a, b, c], tg.RagConfig(merge="mmr", diversity=0.6))) == ["0.9", "0.5", "0.8"]
+  clusters = merge([a, b, c], tg.RagConfig(merge="cluster"))
+  assert ids(clusters) == ["0.9", "0.5"]
+  assert clusters[0].count == 2
+  helped = past(0.8, [1, 0], accepted=True, uses=3, helped=3)
+  harmful = past(0.9, [1, 0], accepted=False, uses=3, helped=0)
+  assert ids(merge([harmful, helped], tg.RagConfig(merge="outcome"))) == ["0.8", "0.9"]
+  for name in MERGES:
+    assert merge([], tg.RagConfig(merge=name)) == []
+
+
+@pytest.mark.parametrize("options", [{"merge": "sum"}, {"k": -1}, {"tokens": 0}])
+def test_config_is_checked(options):
+  with pytest.raises(ValueError, match=r"merge|at least"):
+    tg.RagConfig(**options)
+
+
+def test_format_of_past_feedback():
+  line = format_past(past(0.5, [1, 0], accepted=True, delta=0.25, count=3), is_recent=False)
+  assert line == '<PAST_FEEDBACK similarity="0.50" count="3" outcome="accepted +0.250">text</PAST_FEEDBACK>'
+
+
+def test_fit_keeps_the_newest_and_cuts_what_is_too_long():
+  count = lambda parts: len("".join(parts))
+  assert fit([["a" * 5], ["b" * 5], ["c" * 5]], 10, count) == [["b" * 5], ["c" * 5]]
+  ((only,),) = fit([["a" * 5], ["c" * 100]], 20, count)
+  assert len(only) <= 20
+  assert only.startswith("c")
+  assert "[…]" in only
+  assert cut("x" * 1000, 3, estimate_tokens) == "" or estimate_tokens(cut("x" * 1000, 3, estimate_tokens)) <= 3
+
+
+def test_outcomes_are_noted():
+  p = failing("how many apples?", "count them")
+  scores = iter([0.5, 0.7, 0.6])
+  engine = tg.CallableEngine([improved("v1"), improved("v2")])
+  optimizer = tg.TGD(
+    [p], engine=engine, use_gradient_rag=True, accept=tg.HeldOut(lambda: next(scores)), rag=tg.RagConfig(k=2)
+  )
+  (first,) = optimizer.step()
+  (found,) = optimizer.store.recent(1, role=ROLE)
+  assert (found.accepted, round(found.delta, 3), found.uses) == (True, 0.2, 0)
+  update, prompt = step(optimizer, p, ("how many pears?", "count these"))
+  assert 'outcome="accepted +0.200"' in prompt
+  assert update.past.ids == first.stored
+  old = optimizer.store.search(optimizer.store.embed([tg.Critique(ROLE, "count them", "how many apples?")]), 1)[0][0]
+  assert (old.uses, old.helped, old.accepted) == (1, 0, True)

@@ -1,0 +1,239 @@
+"""The store of critiques: found by what they were about, safe on disk, flat in memory."""
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import selfrag_jax.textgrad as tg
+from selfrag_jax.files import FolderInUseError
+from selfrag_jax.textgrad.hashing import HashingEncoder
+
+ROLE = "system prompt"
+
+
+def critique(i, text=None, **options):
+  return tg.Critique(
+    role=ROLE, text=text or f"remark{i} about{i}", sample=f"question{i} asks{i} this{i}", step=i, **options
+  )
+
+
+def find(store, i, k=1, **options):
+  return store.search(store.embed([critique(i, text="unseen")]), k, **options)[0]
+
+
+def test_found_by_the_sample_with_all_its_fields(tmp_path):
+  full = critique(3, output="o", target="t", score=0.5, run="r", epoch=2, value_hash="abc")
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    store.add([critique(i) for i in range(3)])
+    (id,) = store.add([full])
+    assert store.read(id) == full
+    assert find(store, 3)[0].id == id
+    assert find(store, 3)[0].text == full.text
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    assert len(store) == 4
+    assert store.read(id) == full
+    assert find(store, 3)[0].read() == full
+
+
+def test_sample_weight():
+  a, b = tg.Critique(ROLE, "alpha beta", "gamma delta"), tg.Critique(ROLE, "gamma delta", "alpha beta")
+  query = tg.Critique(ROLE, "gamma delta", "gamma delta")
+  for weight, first in ((1.0, a), (0.0, b)):
+    store = tg.GradientStore(sample_weight=weight)
+    store.add([a, b])
+    assert store.search(store.embed([query]), 1)[0][0].read() == first
+  with pytest.raises(ValueError, match="sample_weight"):
+    tg.GradientStore(sample_weight=2)
+
+
+def test_near_duplicates_are_counted():
+  store = tg.GradientStore()
+  first = store.add([critique(1)])
+  assert store.add([critique(1), critique(1)]) == first * 2
+  assert len(store) == 1
+  assert find(store, 1)[0].count == 3
+  assert len(store.add([critique(1, text="something else entirely")])) == 1
+  assert len(store) == 2
+
+
+def test_roles_are_kept_apart():
+  store = tg.GradientStore()
+  store.add([tg.Critique("other", f"remark {i}", "question1 asks1 this1") for i in range(40)])
+  store.add([critique(1)])
+  assert [c.read().role for c in find(store, 1, k=3, role=ROLE)] == [ROLE]
+  assert len(find(store, 1, k=3, role="other")) == 3
+
+
+def test_recent_is_by_time_and_not_by_use(tmp_path):
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    ids = [store.add([critique(i)])[0] for i in range(5)]
+    store.note_use(ids[:2], accepted=True)
+    assert [c.id for c in store.recent(2, role=ROLE)] == [ids[4], ids[3]]
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    assert [c.id for c in store.recent(2, role=ROLE)] == [ids[4], ids[3]]
+    assert store.recent(2, role="other") == []
+
+
+def test_outcomes_and_uses_are_kept(tmp_path):
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    ids = store.add([critique(1)])
+    store.note_outcome(ids, accepted=False, delta=-0.1)
+    store.note_use([*ids, "gone"], accepted=True)
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    (found,) = find(store, 1)
+    assert (found.accepted, found.delta, found.uses, found.helped) == (False, -0.1, 1, 1)
+
+
+def test_full_store_gives_up_what_helped_least():
+  store = tg.GradientStore(max_records=40, dedupe_threshold=None)
+  ids = [store.add([critique(i)])[0] for i in range(40)]
+  store.note_outcome(ids[:3], accepted=True, delta=0.1)
+  store.note_outcome(ids[37:], accepted=False, delta=-0.1)
+  store.note_use(ids[3:6], accepted=True)
+  for i in range(40, 60):
+    store.add([critique(i)])
+  assert len(store) <= 40
+  kept = {store.read(c.id).step for c in store.recent(64, role=ROLE)}
+  assert {0, 1, 2, 3, 4, 5, 59} <= kept
+  assert not kept & {37, 38, 39}
+
+
+def test_other_encoder_is_refused(tmp_path):
+  path = str(tmp_path / "s")
+  tg.GradientStore(path).close()
+  with pytest.raises(tg.GradientStoreError, match=r"hashing-256 of width 256.*hashing-64 of width 64"):
+    tg.GradientStore(path, encoder=HashingEncoder(64))
+
+
+def test_other_folders_are_refused(tmp_path):
+  (tmp_path / "note.txt").write_text("mine")
+  with pytest.raises(tg.GradientStoreError, match="no gradient store"):
+    tg.GradientStore(str(tmp_path))
+  with pytest.raises(tg.GradientStoreError, match="no gradient store"):
+    tg.GradientStore(str(tmp_path / "new"), read_only=True)
+  assert not (tmp_path / "new").exists()
+
+
+def test_version_is_checked(tmp_path):
+  path = tmp_path / "s"
+  tg.GradientStore(str(path)).close()
+  manifest = path / "gradient_store.json"
+  manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+  with pytest.raises(tg.GradientStoreError, match="format 9"):
+    tg.GradientStore(str(path))
+
+
+def test_one_writer_many_readers(tmp_path):
+  path = str(tmp_path / "s")
+  with tg.GradientStore(path) as writer:
+    ids = writer.add([critique(1)])
+    with pytest.raises(FolderInUseError):
+      tg.GradientStore(path)
+    with tg.GradientStore(path, read_only=True) as reader:
+      writer.add([critique(i) for i in range(2, 50)])
+      assert len(reader) == 1
+      assert reader.read(ids[0]) == critique(1)
+
+
+def test_full_disk_adds_nothing(tmp_path):
+  class Full:
+    """A file whose disk is full after a few bytes."""
+
+    def __init__(self, file):
+      self.file, self.room = file, 30
+
+    def write(self, data):
+      if self.room == 0:
+        raise OSError(28, "No space left on device")
+      count = self.file.write(data[: self.room])
+      self.room -= count
+      return count
+
+    def __getattr__(self, name):
+      return getattr(self.file, name)
+
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    ids = store.add([critique(1)])
+    file = store._texts
+    store._texts = Full(file)
+    with pytest.raises(OSError, match="No space"):
+      store.add([critique(2)])
+    store._texts = file
+    assert len(store) == 1
+    assert store.read(ids[0]) == critique(1)
+    assert store.read(store.add([critique(3)])[0]) == critique(3)
+
+
+WRITE_FOR_EVER = """
+import sys, itertools
+import selfrag_jax.textgrad as tg
+store = tg.GradientStore(sys.argv[1], dedupe_threshold=None)
+for i in itertools.count(len(store)):
+  (id,) = store.add([tg.Critique("r", f"remark{i} " * 50, f"sample{i}", step=i)])
+  store.note_outcome([id], True, 0.1)
+  print(i, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_keeps_every_critique(tmp_path):
+  moments = random.Random(0)
+  for _ in range(3):
+    process = subprocess.Popen(
+      [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    time.sleep(moments.uniform(0, 0.3))
+    os.kill(process.pid, signal.SIGKILL)
+    lines = [line for line in process.communicate()[0].split("\n")[:-1] if line]
+    with tg.GradientStore(str(tmp_path / "s"), dedupe_threshold=None) as store:
+      assert len(store) > int(lines[-1] if lines else 0)
+      for i, found in enumerate(sorted(store.recent(64, role="r"), key=lambda c: c.step), max(len(store) - 64, 0)):
+        assert found.read().text == f"remark{i} " * 50
+
+
+def test_memory_does_not_depend_on_the_length_of_critiques(tmp_path):
+  def used(length, name):
+    tracemalloc.start()
+    with tg.GradientStore(str(tmp_path / name), encoder=tiny, encoder_name="tiny", dedupe_threshold=None) as store:
+      before = tracemalloc.get_traced_memory()[0]
+      for start in range(0, 2000, 100):
+        store.add([critique(i, text="x" * length) for i in range(start, start + 100)])
+      after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return (after - before) / 2000
+
+  short, long = used(10, "short"), used(4000, "long")
+  assert long < short + 100
+  assert long < 2500
+
+
+def tiny(texts):
+  return np.array([[len(text), 1.0] for text in texts], np.float32)
+
+
+def test_no_pickle(tmp_path):
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    store.add([critique(1)])
+  for path in (tmp_path / "s").rglob("*"):
+    if path.is_file() and path.stat().st_size:
+      with pytest.raises(
+        (pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError)
+      ):
+        pickle.loads(path.read_bytes())
+
+
+def test_hashing_encoder():
+  encoder = HashingEncoder()
+  a, b, c, d = encoder(["Count the apples", "count the APPLES!", "translate a letter", ""])
+  assert a @ b > 0.9 > 0.3 > a @ c
+  assert not d.any()
+  assert np.linalg.norm(a) == pytest.approx(1, abs=1e-6)
+  np.testing.assert_array_equal(encoder(["same text"]), HashingEncoder()(["same text"]))

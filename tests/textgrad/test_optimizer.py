@@ -1,0 +1,264 @@
+"""The optimizer: what it is shown, what it may change, and what it does with answers that are none."""
+
+import pytest
+
+import selfrag_jax.textgrad as tg
+from selfrag_jax.textgrad.replies import LONGEST, changed_share, limit_edit, parse_tags
+
+TAGS = ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>")
+
+
+def answers(*texts):
+  return tg.CallableEngine(list(texts), concurrency=1)
+
+
+def improved(text):
+  return f"{TAGS[0]}{text}{TAGS[1]}"
+
+
+def parameter(value="be brief", *critiques, role="system prompt"):
+  v = tg.Variable(value, role_description=role)
+  for critique in critiques or ("say why",):
+    v.gradients.add(tg.Variable(critique, role_description="feedback"))
+  return v
+
+
+def test_step_shows_text_and_critiques():
+  p = parameter("be brief", "first", "second")
+  optimizer = tg.TGD([p], engine=answers(improved("be clear")))
+  (update,) = optimizer.step()
+  prompt, system = optimizer.engine.calls[0]
+  assert p.value == "be clear"
+  assert (update.before, update.candidate) == ("be brief", "be clear")
+  assert "<VARIABLE> be brief </VARIABLE>" in prompt
+  assert prompt.index("first") < prompt.index("second")
+  assert "between <IMPROVED_VARIABLE> and </IMPROVED_VARIABLE>" in system
+
+
+def test_long_text_is_shown_whole():
+  words = " ".join(f"word{i}" for i in range(500))
+  optimizer = tg.TGD([parameter(words)], engine=answers(improved("x")))
+  optimizer.step()
+  assert words in optimizer.engine.calls[0][0]
+
+
+def test_step_without_critiques_is_an_error():
+  p = tg.Variable("be brief", role_description="system prompt")
+  with pytest.raises(tg.NoGradientError, match="system prompt"):
+    tg.TGD([p], engine=answers()).step()
+
+
+def test_arguments_reach_the_prompt():
+  p = parameter()
+  optimizer = tg.TGD(
+    [p],
+    0,
+    answers(improved("v1"), improved("v2"), improved("v3")),
+    ["no jokes", "{braces} stay"],
+    None,
+    "Mine: {new_variable_start_tag} {other}",
+    ["an example"],
+    2,
+    momentum_window=1,
+  )
+  for _ in range(3):
+    optimizer.step()
+  first, _, third = [content for content, _ in optimizer.engine.calls]
+  assert optimizer.engine.calls[0][1] == "Mine: <IMPROVED_VARIABLE> {other}"
+  assert "Constraint 1: no jokes\nConstraint 2: {braces} stay" in first
+  assert "<EXAMPLES>an example</EXAMPLES>" in first
+  assert "<FEEDBACK-1>" not in first
+  assert "<PAST_ITERATIONS>" not in first
+  assert "<FEEDBACK-1> say why </FEEDBACK-1>\n<FEEDBACK-2> say why </FEEDBACK-2>" in third
+  assert "Version 1: v1" in third
+  assert "Version 2" not in third
+
+
+def test_own_tags():
+  p = parameter()
+  optimizer = tg.TGD([p], engine=answers("so: [NEW]better[/NEW]"), new_variable_tags=["[NEW]", "[/NEW]"])
+  optimizer.step()
+  assert p.value == "better"
+  assert "[NEW]the improved variable[/NEW]" in optimizer.engine.calls[0][0]
+
+
+@pytest.mark.parametrize(
+  ("reply", "expected"),
+  [
+    (improved(" x "), "x"),
+    (f"thinking … {improved('x')} done", "x"),
+    (improved(f"keep {improved('inner')} whole"), f"keep {improved('inner')} whole"),
+    (improved("x") + improved("x"), "x"),
+    (improved("{a} <b> \\1"), "{a} <b> \\1"),
+  ],
+)
+def test_replies(reply, expected):
+  assert parse_tags(reply, TAGS) == expected
+
+
+@pytest.mark.parametrize(
+  ("reply", "message"),
+  [
+    ("", "there is no"),
+    ("I cannot help with that.", "I cannot help"),
+    ("x" * 1_000_000, "there is no"),
+    (TAGS[1] + "x" + TAGS[0], "missing"),
+    (TAGS[0] + "x", "missing"),
+    (improved(""), "empty"),
+    (improved(" \n"), "empty"),
+    (improved("x") + improved("y"), "2 texts"),
+    (improved("x" * (LONGEST + 1)), "200,001 characters"),
+  ],
+)
+def test_bad_replies_follow_the_policy(reply, message):
+  p = parameter()
+  with pytest.raises(tg.ReplyError, match=message) as caught:
+    tg.TGD([p], engine=answers(reply)).step()
+  assert len(str(caught.value)) < 1000
+  assert p.value == "be brief"
+  assert len(p.gradients) == 1
+
+  tg.TGD([p], engine=answers(reply), on_bad_reply="keep").step()
+  assert p.value == "be brief"
+
+  optimizer = tg.TGD([p], engine=answers(reply, improved("better")), on_bad_reply="retry")
+  optimizer.step()
+  assert p.value == "better"
+  assert "could not be used" in optimizer.engine.calls[1][0]
+
+
+def test_retries_end():
+  with pytest.raises(tg.ReplyError):
+    tg.TGD([parameter()], engine=answers(*["no"] * 3), on_bad_reply="retry", retries=2).step()
+
+
+def test_one_bad_reply_of_two_changes_nothing():
+  a, b = parameter("a"), parameter("b", role="other prompt")
+  with pytest.raises(tg.ReplyError):
+    tg.TGD([a, b], engine=answers(improved("x"), "no")).step()
+  assert (a.value, b.value) == ("a", "b")
+
+
+def test_ctrl_c_in_a_step_keeps_text_and_critiques(tmp_path):
+  def interrupt(content, system):
+    raise KeyboardInterrupt
+
+  p = parameter("be brief", "say why")
+  store = tg.GradientStore(str(tmp_path / "store"))
+  optimizer = tg.TGD([p], engine=tg.CallableEngine(interrupt), use_gradient_rag=True, gradient_store=store)
+  with pytest.raises(KeyboardInterrupt):
+    optimizer.step()
+  store.close()
+  assert p.value == "be brief"
+  assert len(p.gradients) == 1
+  with tg.GradientStore(str(tmp_path / "store")) as reopened:
+    assert [c.text for c in reopened.recent(5, role="system prompt")] == ["say why"]
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"learning_rate": 0}, "learning_rate"),
+    ({"learning_rate": 1.5}, "learning_rate"),
+    ({"on_bad_reply": "ignore"}, "raise, keep, retry"),
+    ({"rag": tg.RagConfig()}, "use_gradient_rag"),
+  ],
+)
+def test_settings_are_checked(options, message):
+  with pytest.raises(ValueError, match=message):
+    tg.TGD([parameter()], engine=answers(), **options)
+
+
+def test_images_cannot_be_improved():
+  with pytest.raises(TypeError, match="picture"):
+    tg.TGD([tg.Variable(b"\x89PNG", requires_grad=False, role_description="picture")], engine=answers())
+
+
+def test_verbose(capsys):
+  tg.TGD([parameter()], 1, answers(improved("be clear"))).step()
+  assert "be clear" in capsys.readouterr().out
+
+
+OLD = "Answer the question in one short sentence and say why you think so"
+
+
+def test_edit_within_the_budget_is_taken():
+  new = OLD.replace("short", "long")
+  p = parameter(OLD)
+  optimizer = tg.TGD([p], engine=answers(improved(new)), learning_rate=0.2)
+  optimizer.step()
+  assert p.value == new
+  assert "at most 20% of its words" in optimizer.engine.calls[0][0]
+
+
+def test_edit_beyond_the_budget_is_asked_for_again_then_cut():
+  p = parameter(OLD)
+  optimizer = tg.TGD([p], engine=answers(*[improved("Never answer. " + OLD[:20])] * 2), learning_rate=0.2, retries=1)
+  optimizer.step()
+  assert "changed" in optimizer.engine.calls[1][0]
+  assert p.value != OLD
+  assert changed_share(OLD, p.value) <= 0.2
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(
+  "new", ["", "completely other words", OLD + " and be kind", OLD[10:], "Please " + OLD + " now", OLD[::-1], "\n" + OLD]
+)
+def test_edits_never_exceed_their_budget(new, budget):
+  made = limit_edit(OLD, new, budget)
+  assert changed_share(OLD, made) <= budget + 1e-9
+  assert budget < 1 or made == new
+
+
+def test_changed_share():
+  assert changed_share("", "") == changed_share("a b", "a b") == 0
+  assert changed_share("a b", "c d") == 1
+  assert changed_share("a b c d", "a b c x") == pytest.approx(0.25)
+
+
+class Scored:
+  """A score that depends on the texts, and counts how often it was asked for."""
+
+  def __init__(self, parameters, **scores):
+    self.parameters, self.scores, self.asked = parameters, scores, 0
+
+  def __call__(self):
+    self.asked += 1
+    return self.scores["_".join(p.value for p in self.parameters)]
+
+
+def test_worse_candidate_is_rejected_and_a_better_one_taken():
+  p = parameter("old")
+  score = Scored([p], old=0.5, worse=0.4, same=0.5, better=0.7)
+  engine = answers(*map(improved, ["worse", "same", "better"]))
+  optimizer = tg.TGD([p], engine=engine, accept=tg.HeldOut(score))
+  (update,) = optimizer.step()
+  assert p.value == "old"
+  assert not update.verdict.accepted
+  assert update.verdict.delta == pytest.approx(-0.1)
+  optimizer.step()
+  assert p.value == "same"
+  (update,) = optimizer.step()
+  assert p.value == "better"
+  assert update.verdict.delta == pytest.approx(0.2)
+  assert score.asked == 4  # each pair of texts once
+
+
+def test_texts_are_back_when_scoring_fails():
+  p = parameter("old")
+
+  def score():
+    if p.value == "new":
+      raise RuntimeError("no connection")
+    return 0.0
+
+  with pytest.raises(RuntimeError, match="no connection"):
+    tg.TGD([p], engine=answers(improved("new")), accept=tg.HeldOut(score)).step()
+  assert p.value == "old"
+
+
+def test_pipeline_is_accepted_or_rejected_together():
+  a, b = parameter("a"), parameter("b", role="second prompt")
+  score = Scored([a, b], a_b=0.5, x_y=0.1)
+  tg.TGD([a, b], engine=answers(improved("x"), improved("y")), accept=tg.HeldOut(score)).step()
+  assert (a.value, b.value) == ("a", "b")
