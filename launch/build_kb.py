@@ -9,16 +9,16 @@ from command import run
 
 DOCUMENTS = flags.DEFINE_multi_string("documents", [], "A file, or a folder of files: .jsonl, .txt, .md, .html.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder of the knowledge base.")
-TYPE = flags.DEFINE_string("type", "dense", "simple, bm25, dense, hybrid, or a retriever of your own.")
+TYPE = flags.DEFINE_string("type", None, "simple, bm25, dense (the default), hybrid, or a retriever of your own.")
 MODEL = flags.DEFINE_string("model", None, "Encoder of dense parts: token-bag, all-MiniLM-L6-v2, a folder or hub name.")
-SETTINGS = flags.DEFINE_string("settings", "{}", "JSON, of the retriever.")
+SETTINGS = flags.DEFINE_string("settings", None, "JSON, of the retriever.")
 PLUGIN = flags.DEFINE_multi_string("plugin", [], "A module that registers a retriever of your own.")
-CHUNK_SIZE = flags.DEFINE_integer("chunk_size", 180, "Longest chunk, in --chunk_unit; 0: whole.", lower_bound=0)
-CHUNK_OVERLAP = flags.DEFINE_integer("chunk_overlap", 0, "Of two chunks that follow each other.", lower_bound=0)
-CHUNK_METHOD = flags.DEFINE_enum("chunk_method", "recursive", ["word", "sentence", "recursive"], "Where to cut.")
-CHUNK_UNIT = flags.DEFINE_enum("chunk_unit", "word", ["word", "token"], "token: of the encoder.")
-NEAR = flags.DEFINE_float("near_duplicates", 1.0, "Similarity from which a chunk is left out; 1: of the same words.")
-SYNC = flags.DEFINE_bool("sync", False, "Bring a knowledge base up to date; embeds only what is new.")
+CHUNK_SIZE = flags.DEFINE_integer("chunk_size", None, "Longest chunk, in --chunk_unit (180); 0: whole.", lower_bound=0)
+CHUNK_OVERLAP = flags.DEFINE_integer("chunk_overlap", None, "Of two chunks that follow each other (0).", lower_bound=0)
+CHUNK_METHOD = flags.DEFINE_enum("chunk_method", None, ["word", "sentence", "recursive"], "Where to cut (recursive).")
+CHUNK_UNIT = flags.DEFINE_enum("chunk_unit", None, ["word", "token"], "token: of the encoder (word).")
+NEAR = flags.DEFINE_float("near_duplicates", None, "Similarity from which a chunk is left out (1: of the same words).")
+SYNC = flags.DEFINE_bool("sync", False, "Bring a knowledge base up to date, built as it was; embeds only what is new.")
 SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out, and count, what cannot be understood.")
 
 
@@ -31,8 +31,8 @@ def main(argv: list[str]) -> None:
   configure_xla()
   start_distributed()
   from selfrag_jax.retrieval.base import import_plugins
-  from selfrag_jax.retrieval.commands import parse_settings
-  from selfrag_jax.retrieval.knowledge_base import Chunking, prepare_knowledge_base
+  from selfrag_jax.retrieval.commands import given_chunking, parse_settings
+  from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
 
   import_plugins(PLUGIN.value)
   report = prepare_knowledge_base(
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     OUTPUT.value,
     TYPE.value,
     settings=parse_settings(SETTINGS.value, MODEL.value, TYPE.value),
-    chunking=Chunking(CHUNK_SIZE.value, CHUNK_OVERLAP.value, CHUNK_METHOD.value, CHUNK_UNIT.value),  # type: ignore[arg-type]
+    chunking=given_chunking(CHUNK_SIZE.value, CHUNK_OVERLAP.value, CHUNK_METHOD.value, CHUNK_UNIT.value),
     near_duplicates=NEAR.value,
     sync=SYNC.value,
     skip_bad=SKIP_BAD.value,

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from etils import epath
@@ -97,22 +97,43 @@ def digest(path: epath.PathLike) -> dict[str, Any]:
   return {"sha256": sha256.hexdigest(), "size": size}
 
 
-def read_lines(path: epath.PathLike) -> Iterator[tuple[int, str]]:
+def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None = None) -> Iterator[tuple[int, str]]:
   """Yield the lines that are not empty with their numbers, which start at 1.
 
-  Raises ValueError, with file and line number, for a line that is not UTF-8, or of 32 MiB and more.
+  Raises ValueError, with file and line number, for a line that is not UTF-8, or of 32 MiB and more; `failed` hears of
+  it instead, if given, and the next line is read.
   """
   # bytes are split at newlines alone, text also at characters that may stand inside a title
   with epath.Path(path).open("rb") as file:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+      error = None
       if len(line) == LONGEST_LINE:
-        raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line")
-      try:
-        text = line.decode("utf-8").strip("\r\n")
-      except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: {error}; save the file as UTF-8") from None
-      if text.strip():
-        yield number, text
+        error = ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line")
+        while failed is not None and line and not line.endswith(b"\n"):
+          line = file.readline(LONGEST_LINE)
+      else:
+        try:
+          text = line.decode("utf-8").strip("\r\n")
+        except UnicodeDecodeError as reason:
+          error = ValueError(f"{path}, line {number}: {reason}; save the file as UTF-8")
+      if error is None:
+        if text.strip():
+          yield number, text
+      elif failed is None:
+        raise error from None
+      else:
+        failed(error)
+
+
+def parse_object(line: str) -> dict[str, Any]:
+  """Return the JSON object of a line. Raises ValueError for anything else."""
+  try:
+    record = json.loads(line)
+  except ValueError as error:
+    raise ValueError(f"{error}; each line must be one JSON object") from None
+  if not isinstance(record, dict):
+    raise ValueError(f"a JSON object was expected, not {type(record).__name__}")
+  return record
 
 
 def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -122,9 +143,6 @@ def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
   """
   for number, line in read_lines(path):
     try:
-      record = json.loads(line)
+      yield number, parse_object(line)
     except ValueError as error:
-      raise ValueError(f"{path}, line {number}: {error}; each line must be one JSON object") from None
-    if not isinstance(record, dict):
-      raise ValueError(f"{path}, line {number}: a JSON object was expected, not {type(record).__name__}")
-    yield number, record
+      raise ValueError(f"{path}, line {number}: {error}") from None

@@ -18,9 +18,7 @@ def parser() -> argparse.ArgumentParser:
   commands_of = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
   def command(name: str, help: str) -> argparse.ArgumentParser:
-    one = commands_of.add_parser(
-      name, help=help, description=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    one = commands_of.add_parser(name, help=help, description=help)
     one.add_argument("--plugin", action="append", default=[], help="a module that registers a retriever of yours")
     one.add_argument("--traceback", action="store_true", help="show where an error arose")
     return one
@@ -32,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
   search = command("search", "Search a knowledge base.")
   inspect = command("inspect", "Say what a knowledge base holds and how it was made.")
   validate = command("validate", "Check every file, that the parts agree, and that the encoder gives the same vectors.")
-  merge = command("merge", "Put knowledge bases of one kind together; nothing is embedded anew.")
+  merge = command("merge", "Put knowledge bases of one kind together; vectors of one encoder are taken over.")
   for one in (add, delete, search, inspect, validate):
     one.add_argument("--knowledge_base", required=True, metavar="KB", help="its folder")
   add.add_argument("--documents", required=True, nargs="+", metavar="FILE", help="files or folders")
@@ -40,10 +38,10 @@ def parser() -> argparse.ArgumentParser:
   for one in (delete, search):
     one.add_argument("--where", action="append", default=[], metavar="NAME=VALUE", help="metadata, title or source")
   search.add_argument("query", nargs="+", help="what to look for; several queries are searched at once")
-  search.add_argument("--top_k", type=int, default=5, help="documents a query")
+  search.add_argument("--top_k", type=int, default=5, help="documents a query (%(default)s)")
   for one in (search, inspect, validate):
     one.add_argument("--json", action="store_true", help="print JSON")
-  validate.add_argument("--sample", type=int, default=32, help="documents that are embedded again")
+  validate.add_argument("--sample", type=int, default=32, help="documents that are embedded again (%(default)s)")
   merge.add_argument("knowledge_bases", nargs="+", metavar="KB", help="their folders")
   merge.add_argument("--output", required=True, help="folder of the new one")
   return main
@@ -55,23 +53,19 @@ def add_build_arguments(build: argparse.ArgumentParser) -> None:
     "--documents", required=True, nargs="+", metavar="FILE", help="files or folders: .jsonl .txt .md .html"
   )
   build.add_argument("--output", required=True, metavar="KB", help="folder of the knowledge base")
-  build.add_argument("--type", default="dense", help="simple, bm25, dense, hybrid, or the name of your own")
+  build.add_argument("--type", help="simple, bm25, dense (the default), hybrid, or the name of your own")
+  build.add_argument("--model", help="encoder of dense parts: token-bag, all-MiniLM-L6-v2, a folder or hub name")
+  build.add_argument("--settings", metavar="JSON", help='of the retriever, such as {"k1": 0.9}')
+  build.add_argument("--chunk_size", type=int, help="longest chunk, in --chunk_unit (180); 0: documents stay whole")
+  build.add_argument("--chunk_overlap", type=int, help="of two chunks that follow each other (0)")
+  build.add_argument("--chunk_method", choices=("word", "sentence", "recursive"), help="where to cut (recursive)")
+  build.add_argument("--chunk_unit", choices=("word", "token"), help="token: of the encoder (word)")
   build.add_argument(
-    "--model", default=None, help="encoder of dense parts: token-bag, all-MiniLM-L6-v2, a folder or hub name"
+    "--near_duplicates", type=float, metavar="SIMILARITY", help="from which a chunk is left out; 1, the default: equal"
   )
-  build.add_argument("--settings", default="{}", metavar="JSON", help='of the retriever, such as {"k1": 0.9}')
   build.add_argument(
-    "--chunk_size", type=int, default=180, help="longest chunk, in --chunk_unit; 0: documents stay whole"
+    "--sync", action="store_true", help="bring a knowledge base up to date, built as it was; embeds only what is new"
   )
-  build.add_argument("--chunk_overlap", type=int, default=0, help="of two chunks that follow each other")
-  build.add_argument(
-    "--chunk_method", default="recursive", choices=("word", "sentence", "recursive"), help="where to cut"
-  )
-  build.add_argument("--chunk_unit", default="word", choices=("word", "token"), help="token: of the encoder")
-  build.add_argument(
-    "--near_duplicates", type=float, default=1.0, metavar="SIMILARITY", help="from which a chunk is left out; 1: equal"
-  )
-  build.add_argument("--sync", action="store_true", help="bring a knowledge base up to date; embeds only what is new")
   build.add_argument("--skip_bad", action="store_true", help="leave out, and count, what cannot be understood")
   build.add_argument("--quiet", action="store_true", help="no progress")
 

@@ -42,6 +42,7 @@ class BaseRetriever(abc.ABC):
   def __init__(self, **settings: Any):
     self.settings = settings
     self.build: dict[str, Any] = {}  # how its knowledge base was made, if it is one
+    self._read: dict[Path, int] = {}  # folder -> the generation that was read there
     self._documents: dict[str, Document] = {}
 
   @property
@@ -148,14 +149,19 @@ class BaseRetriever(abc.ABC):
     return np.array([id is not None and fits(self._documents[id].fields, where) for id in ids], bool)
 
   def save(self, folder: str | os.PathLike) -> None:
-    """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new."""
+    """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new.
+
+    Raises FolderError for a folder of other files, and if another process has changed the folder since it was opened.
+    """
     if type(self).name not in _registry:
       raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
     kept = {"type": type(self).name, "settings": self.settings, "build": self.build}
-    with publish(folder) as files:
+    root = Path(folder).absolute()
+    with publish(root, self._read.get(root)) as (files, number):
       write_documents(files, self.documents)
       (files / SETTINGS).write_text(json.dumps(kept, indent=1), encoding="utf-8")
       self._save(files)
+    self._read[root] = number
 
 
 def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
@@ -173,6 +179,7 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
         raise
     else:
       if generation(folder) == before:
+        retriever._read[Path(folder).absolute()] = before
         return retriever
     # another process has published, and taken away what was being read: read what there is now
 
@@ -201,13 +208,16 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
 
 
 def create(name: str, **settings: Any) -> BaseRetriever:
-  """Make the retriever of a name. Raises ValueError, with the list, for one that is not registered."""
+  """Make the retriever of a name. Raises ValueError, with the list, for one that is not registered, or its settings."""
   if name in BUILTIN:
     importlib.import_module(BUILTIN[name])
   if name not in _registry:
     known = sorted({*BUILTIN, *_registry})
     raise ValueError(f"no retriever is called {name!r}; one of {', '.join(known)}, or register() your own in a plugin")
-  return _registry[name](**settings)
+  try:
+    return _registry[name](**settings)
+  except TypeError as error:
+    raise ValueError(f"the settings of {name} do not fit: {error}") from error
 
 
 def import_plugins(names: Iterable[str]) -> None:

@@ -3,17 +3,14 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfrag_jax.retrieval.base import BaseRetriever, load
-from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.folder import MANIFEST, verified
+from selfrag_jax.retrieval.document import FILE, Document
+from selfrag_jax.retrieval.folder import sizes
 from selfrag_jax.retrieval.knowledge_base import (
-  FILE,
-  Chunking,
   dense_parts,
   merge_knowledge_bases,
   prepare_knowledge_base,
@@ -31,7 +28,9 @@ def build(arguments: Namespace) -> int:
     arguments.output,
     arguments.type,
     settings=parse_settings(arguments.settings, arguments.model, arguments.type),
-    chunking=Chunking(arguments.chunk_size, arguments.chunk_overlap, arguments.chunk_method, arguments.chunk_unit),
+    chunking=given_chunking(
+      arguments.chunk_size, arguments.chunk_overlap, arguments.chunk_method, arguments.chunk_unit
+    ),
     near_duplicates=arguments.near_duplicates,
     sync=arguments.sync,
     skip_bad=arguments.skip_bad,
@@ -77,8 +76,7 @@ def search(arguments: Namespace) -> int:
 
 def inspect(arguments: Namespace) -> int:
   """Say what a folder holds."""
-  files, retriever = verified(arguments.knowledge_base), load(arguments.knowledge_base)
-  held = [file for file in sorted(files.rglob("*")) if file.is_file()]
+  retriever, held = load(arguments.knowledge_base), sizes(arguments.knowledge_base)
   dense = [{"model": p.settings["model_name"], "shape": list(p.vectors.shape)} for p in dense_parts(retriever)]
   described = {
     "type": retriever.name,
@@ -88,7 +86,7 @@ def inspect(arguments: Namespace) -> int:
     "build": {name: value for name, value in retriever.build.items() if name != "files"},
     "sources": len(retriever.build.get("files", {})),
     "added_by_hand": sum(FILE not in document.metadata for document in retriever.documents),
-    "bytes": {file.relative_to(files).as_posix(): file.stat().st_size for file in held},
+    "bytes": held,
   }
   if arguments.json:
     print(json.dumps(described, ensure_ascii=False, default=list))
@@ -106,12 +104,12 @@ def validate(arguments: Namespace) -> int:
   empty = [document.id for document in retriever.documents if not document.text.strip()]
   problems = [f"{len(empty)} documents are empty, such as {empty[0]}"] if empty else []
   problems += _changed_encoders(retriever, arguments.sample)
-  manifest = json.loads((Path(arguments.knowledge_base) / MANIFEST).read_text(encoding="utf-8"))
-  report = {"documents": len(retriever), "files": len(manifest["files"]), "problems": problems}
+  held = len(sizes(arguments.knowledge_base))
+  report = {"documents": len(retriever), "files": held, "problems": problems}
   if arguments.json:
     print(json.dumps(report))
   elif not problems:
-    print(f"{arguments.knowledge_base}: {len(retriever):,} documents in {len(manifest['files'])} files, all as written")
+    print(f"{arguments.knowledge_base}: {len(retriever):,} documents in {held} files, all as written")
   for problem in problems if not arguments.json else ():
     print(f"{arguments.knowledge_base}: {problem}")
   return 1 if problems else 0
@@ -123,8 +121,17 @@ def merge(arguments: Namespace) -> int:
   return 0
 
 
-def parse_settings(text: str, model: str | None, retriever_type: str) -> dict[str, Any]:
-  """Return the settings of a retriever: JSON, and the encoder of its dense parts. Raises ValueError."""
+def given_chunking(*values: int | str | None) -> dict[str, Any]:
+  """Return what was given of size, overlap, method and unit."""
+  names = ("size", "overlap", "method", "unit")
+  return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+
+def parse_settings(text: str | None, model: str | None, retriever_type: str | None) -> dict[str, Any] | None:
+  """Return the settings of a retriever: JSON, and the encoder of its dense parts; None: nothing given. ValueError."""
+  if text is None and model is None:
+    return None
+  text, retriever_type = text or "{}", retriever_type or "dense"
   try:
     settings = json.loads(text)
   except ValueError as error:
@@ -147,6 +154,8 @@ def parse_where(pairs: Sequence[str]) -> dict[str, Any]:
     name, equals, value = pair.partition("=")
     if not equals or not name:
       raise ValueError(f"--where {pair}: write NAME=VALUE")
+    if name in where:
+      raise ValueError(f"--where {pair}: {name} is given twice; one value each")
     try:
       where[name] = [json.loads(value), value]  # the text "2020" fits as well as the number
     except ValueError:
@@ -156,7 +165,7 @@ def parse_where(pairs: Sequence[str]) -> dict[str, Any]:
 
 def _changed_encoders(retriever: BaseRetriever, n: int) -> list[str]:
   rng, problems = np.random.default_rng(0), []
-  for part in dense_parts(retriever):
+  for part in filter(len, dense_parts(retriever)):
     chosen = rng.permutation(len(part))[:n]
     documents: list[Document] = [part.documents[i] for i in chosen]
     rows = np.asarray(part.encoder([document.text for document in documents]), np.float32)

@@ -7,6 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+# in the metadata of what a knowledge base was built of: the file, and which of the document's chunks it is
+FILE, PART = "kb:file", "kb:chunk"
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -62,6 +65,14 @@ class Document:
 
 
 SHARD = 50_000  # documents, or embeddings, of a file
+
+
+def without_origin(document: Document) -> Document:
+  """Return a document without what a build notes in its metadata: it is added by hand."""
+  if not document.metadata.keys() & {FILE, PART}:
+    return document
+  kept = {name: value for name, value in document.metadata.items() if name not in (FILE, PART)}
+  return dataclasses.replace(document, metadata=kept)
 
 
 def write_documents(folder: Path, documents: Sequence[Document]) -> None:

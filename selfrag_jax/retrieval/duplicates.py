@@ -1,10 +1,8 @@
 """Texts that say the same: word for word, or nearly, by MinHash (Broder 1997) through datasketch."""
 
 import hashlib
-from collections.abc import Sequence
+import re
 from typing import Any
-
-from selfrag_jax.retrieval.postings import words
 
 SHINGLE = 3  # words
 PERMUTATIONS = 128
@@ -34,10 +32,10 @@ class Duplicates:
     key = hashlib.sha256(" ".join(text.split()).casefold().encode()).digest()
     if key in self._seen:
       return self._seen[key]
-    if self._index is not None:
+    shingles = _shingles(text) if self._index is not None else frozenset()
+    if self._index is not None and shingles:  # a text without words repeats only the same text
       from datasketch import MinHash
 
-      shingles = _shingles(text)
       minhash = MinHash(num_perm=PERMUTATIONS)
       minhash.update_batch([shingle.encode() for shingle in shingles])
       # buckets give candidates; the sets themselves decide
@@ -56,5 +54,6 @@ class Duplicates:
 
 
 def _shingles(text: str) -> frozenset[str]:
-  found: Sequence[str] = words(text)
-  return frozenset(" ".join(found[i : i + SHINGLE]) for i in range(max(len(found) - SHINGLE + 1, 1)))
+  """Return the word triples of a text, or all its words as one where there are fewer."""
+  found = re.findall(r"\w+", text.casefold())  # words of one letter too: `step 1` is not `step 2`
+  return frozenset(" ".join(found[i : i + SHINGLE]) for i in range(max(len(found) - SHINGLE + 1, bool(found))))

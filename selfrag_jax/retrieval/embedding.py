@@ -18,13 +18,18 @@ BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
 
 
 def encoder_key(encoder: Encoder, name: str) -> str:
-  """Return a digest of what the vectors of an encoder depend on: its name, its parameters and what it was fitted to."""
-  key = hashlib.sha256(name.encode())
+  """Return a digest of what the vectors of an encoder depend on: its name, parameters, fit, and `fingerprint`."""
+  key = hashlib.sha256(f"{name}\n{getattr(encoder, 'fingerprint', '')}".encode())
   for part in (getattr(encoder, "params", {}), getattr(encoder, "constants", {})):
     for path, leaf in jax.tree.leaves_with_path(part):
       key.update(jax.tree_util.keystr(path).encode())
       key.update(np.ascontiguousarray(leaf).tobytes())
   return key.hexdigest()
+
+
+def is_known(encoder: Encoder) -> bool:
+  """Tell whether `encoder_key` tells this encoder from others; of a bare function it has the name alone."""
+  return any(hasattr(encoder, name) for name in ("params", "constants", "fingerprint"))
 
 
 class BlockEncoder:

@@ -3,12 +3,14 @@
   manifest.json   format, generation G, and the digest of each file
   data-G/         the files
 
-The manifest is written last. What has been damaged since is an error that names the file.
+The manifest is written last. What has been damaged since is an error that names the file. A folder that holds anything
+else is left alone.
 """
 
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from selfrag_jax import files
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+OURS = re.compile(r"manifest\.json|\.manifest\.json\.tmp|\.lock|\.build|data-[0-9]+")
 PICKLES = (".pkl", ".pickle", ".pt", ".joblib")
 
 
@@ -25,29 +28,43 @@ class FolderError(RuntimeError):
   """A folder cannot be used; the message names the file and the way out."""
 
 
-@contextlib.contextmanager
-def publish(folder: str | os.PathLike) -> Iterator[Path]:
-  """Yield an empty folder to write files into; they take the place of the old ones when the block ends without error.
+def check_ours(folder: str | os.PathLike) -> None:
+  """Raise FolderError for a folder that holds files of somebody else: publishing takes away what it takes for old."""
+  root = Path(folder)
+  if not root.is_dir() or (root / MANIFEST).exists():
+    return
+  if others := sorted(path.name for path in root.iterdir() if not OURS.fullmatch(path.name)):
+    raise FolderError(f"{folder} is no knowledge base and holds other files, such as {others[0]}; give an empty one")
 
-  One process publishes to a folder at a time: raises FolderInUseError in the others.
+
+@contextlib.contextmanager
+def publish(folder: str | os.PathLike, expected: int | None = None) -> Iterator[tuple[Path, int]]:
+  """Yield an empty folder to write files into, and its generation; it takes the old one's place when the block ends.
+
+  One process publishes to a folder at a time: raises FolderInUseError in the others. `expected` is the generation that
+  was read, if what is written is made from it. Raises FolderError if another process has published since, and for a
+  folder of other files.
   """
   root = Path(folder).absolute()
+  check_ours(root)
   root.mkdir(parents=True, exist_ok=True)
   with files.lock_folder(root, "wait for it to end, or give another folder"):
+    if expected is not None and generation(root) != expected:
+      raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
     # not from the manifest, which may be damaged: what was built anew must not need it
-    generation = 1 + max((int(name) for path in root.glob("data-*") if (name := path.name[5:]).isdigit()), default=0)
-    target = root / f"data-{generation}"
-    shutil.rmtree(target, ignore_errors=True)  # of a process that was killed
+    number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
+    target = root / f"data-{number}"
     target.mkdir()
     try:
-      yield target
+      yield target, number
       digests = {str(file.relative_to(target)): files.digest(file) for file in sorted(_files(target))}
+      _make_durable(target)
     except BaseException:
       shutil.rmtree(target, ignore_errors=True)
       raise
     # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
-    files.write_json(root / MANIFEST, {"format": FORMAT, "generation": generation, "files": digests})
-    for old in root.glob("data-*"):
+    files.write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
+    for old in _generations(root):
       if old != target:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -75,6 +92,11 @@ def verified(folder: str | os.PathLike) -> Path:
   return data
 
 
+def sizes(folder: str | os.PathLike) -> dict[str, int]:
+  """Return the bytes of each file that was published last. Raises FolderError."""
+  return {name: digest["size"] for name, digest in _read(Path(folder))["files"].items()}
+
+
 def generation(folder: str | os.PathLike) -> int:
   """Return the number of what was published last, 0 before anything was. Raises FolderError."""
   root = Path(folder)
@@ -92,6 +114,22 @@ def _read(root: Path) -> dict[str, Any]:
   if version != FORMAT:
     raise FolderError(f"{root} has format {version}, this version reads {FORMAT}; build it again or update selfrag_jax")
   return manifest
+
+
+def _generations(root: Path) -> list[Path]:
+  return [path for path in root.glob("data-*") if path.name[5:].isdecimal()]
+
+
+def _make_durable(root: Path) -> None:
+  """Bring files and folders to the disk before the manifest that names them, so that a power cut loses neither."""
+  if os.name != "posix":
+    return
+  for path in (*root.rglob("*"), root, root.parent):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
 
 
 def _files(root: Path) -> Iterator[Path]:

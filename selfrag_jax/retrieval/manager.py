@@ -10,7 +10,7 @@ from typing import Any
 from selfrag_jax import files
 from selfrag_jax.memory.records import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
-from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.document import Document, without_origin
 from selfrag_jax.retrieval.sources import read_source, source_files
 
 POSITIONS = ("before_user", "after_system")
@@ -79,7 +79,8 @@ class RetrievalManager:
 
   def add_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
     """Add documents, or what `Document.to_dict` gives, and return how many. ValueError for an id that is taken."""
-    return self.retriever.add_documents(d if isinstance(d, Document) else Document.from_dict(d) for d in documents)
+    given = (d if isinstance(d, Document) else Document.from_dict(d) for d in documents)
+    return self.retriever.add_documents(map(without_origin, given))
 
   def save_knowledge_base(self, path: str | os.PathLike) -> None:
     """Keep documents and index in a folder; the old one or the new, whenever it is killed."""

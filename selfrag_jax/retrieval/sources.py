@@ -20,16 +20,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfrag_jax.files import read_jsonl
+from selfrag_jax.files import parse_object, read_lines
 from selfrag_jax.retrieval.document import Document
 
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")
 TEXTS = ("content", "text", "contents", "passage")
 SKIPPED_TAGS = ("script", "style", "noscript", "template", "svg", "nav", "footer")
+BLANK_TAGS = ("td", "th", "button", "option", "label")  # words on both sides stay apart
 BREAKING_TAGS = {
   *("p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "header", "main", "blockquote", "pre"),
-  *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption"),
+  *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption", "caption"),
 }
 
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -86,14 +87,24 @@ def clean(text: str) -> str:
   return re.sub(r"\n{3,}", "\n\n", kept).strip()
 
 
+def is_utf8(text: str) -> bool:
+  """Tell whether a text can be written as UTF-8: a lone surrogate, which JSON can bring, cannot."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
 def _raise(error: ValueError) -> None:
   raise error
 
 
 def _jsonl(name: str, path: Path, failed: Callable[[ValueError], None]) -> Iterator[Found]:
-  for number, record in read_jsonl(path):
+  for number, line in read_lines(path, failed):
     place = f"{path}, line {number}"
     try:
+      record = parse_object(line.removeprefix("\ufeff"))
       yield Found(_document(record, f"{name}:{number}", name), place)
     except ValueError as error:
       failed(ValueError(f"{place}: {error}"))
@@ -124,6 +135,8 @@ def _document(record: Mapping[str, Any], default_id: str, source: str) -> Docume
   if given is not None and not isinstance(given, dict):
     raise ValueError(f"metadata is {json.dumps(given)[:60]}, it must be an object")
   source = rest.pop("source", None) or source
+  if not is_utf8(json.dumps([id, source, rest, given], ensure_ascii=False)):
+    raise ValueError("id, source or metadata have half a surrogate pair, which UTF-8 cannot hold")
   rest.pop("score", None)  # of a search that somebody has saved
   return Document(str(id), clean(title), text, {**rest, **(given or {})}, source=source)
 
@@ -141,6 +154,8 @@ def _whole(read: Callable[[str, str], tuple[str, str]]) -> Callable[..., Iterato
       except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}, line {line}: {error}; save the file as UTF-8") from None
+      if not is_utf8(name):
+        raise ValueError(f"the name of {name!r} is not UTF-8; rename the file")
       title, content = read(name, text)
       if not (content := clean(content)):
         raise ValueError(f"{path} is empty; leave it out")
@@ -163,8 +178,11 @@ def _markdown(name: str, text: str) -> tuple[str, str]:
 
 def _html(name: str, text: str) -> tuple[str, str]:
   parser = _Text()
-  parser.feed(text)
-  parser.close()
+  try:
+    parser.feed(text)
+    parser.close()
+  except AssertionError as error:  # what html.parser raises for a declaration that it does not know
+    raise ValueError(f"{name} is no HTML that can be read: {error}") from None
   return "".join(parser.title).strip() or Path(name).stem, "".join(parser.parts)
 
 
@@ -178,10 +196,12 @@ class _Text(HTMLParser):
     self._skipping, self._in_title = 0, False
 
   def handle_starttag(self, tag: str, attrs: Any) -> None:
-    self._in_title |= tag == "title"
+    self._in_title |= tag == "title" and not self.title and not self._skipping
     self._skipping += tag in SKIPPED_TAGS
     if tag in BREAKING_TAGS:
       self.parts.append("\n\n" if tag[0] in "ph" else "\n")
+    elif tag in BLANK_TAGS:
+      self.parts.append(" ")
 
   def handle_endtag(self, tag: str) -> None:
     self._in_title &= tag != "title"

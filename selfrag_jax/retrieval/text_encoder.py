@@ -4,7 +4,7 @@ import abc
 import copy
 import os
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,15 @@ import numpy as np
 from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
+# what tells tokenizers apart: cases, accents, numbers, marks, and how much of a long text is read
+PROBE = ("Zoë's 2nd naïve café — it cost 1,299.50 € in ÅRHUS; 東京 too.", "unbelievably overlong " * 1000)
 STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
 
 
 class TextEncoder(abc.ABC):
   """A function of texts to unit vectors f32 [N, D]: a tokenizer, and a pure function of parameters and tokens."""
 
+  config: Any
   params: Params
   width: int  # D
   max_tokens: int  # of a text; what is behind them is not read
@@ -39,6 +42,11 @@ class TextEncoder(abc.ABC):
   @abc.abstractmethod
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the encoder with these parameters to a folder that `load_encoder` takes."""
+
+  @property
+  def fingerprint(self) -> str:
+    """Say what vectors depend on beside the parameters: the configuration, and how texts become tokens."""
+    return f"{self.config} {self.tokens(PROBE)}"
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Embed texts, those of about one length together, on all devices of this host."""

@@ -48,6 +48,48 @@ def test_build_search_and_inspect(kb, tmp_path, capsys):
   assert "country-norway  Norway: Norway is a country" in capsys.readouterr().out
 
 
+def test_sync_builds_as_before(kb, tmp_path, capsys):
+  assert run("build", *BUILD, "--output", tmp_path / "cut", "--type", "dense", "--chunk_size", 8) == 0
+  parts = len(load(tmp_path / "cut"))
+  assert run("build", *BUILD[:2], "--output", tmp_path / "cut", "--sync", "--quiet") == 0
+  assert len(load(tmp_path / "cut")) == parts > 254
+  assert run("build", *BUILD[:2], "--output", kb, "--sync", "--type", "bm25", "--quiet") == 1
+  assert "is dense, not bm25" in capsys.readouterr().err
+  assert load(kb).name == "dense"
+
+
+def test_a_filter_named_twice_is_refused(kb, capsys):
+  assert run("delete", "--knowledge_base", kb, "--where", "title=Oslo", "--where", "title=Paris") == 1
+  assert "title is given twice" in capsys.readouterr().err
+  assert len(load(kb)) == 254
+
+
+def test_an_emptied_knowledge_base_is_valid(kb, capsys):
+  ids = [argument for document in load(kb).documents for argument in ("--id", document.id)]
+  assert run("delete", "--knowledge_base", kb, *ids) == 0
+  assert run("validate", "--knowledge_base", kb) == 0
+
+
+def test_a_damaged_knowledge_base_can_be_built_again(kb, capsys):
+  (kb / "data-1" / "retriever.json").write_text("{}")
+  assert run(*BUILD, "--output", kb, "--sync") == 1
+  assert "build" in capsys.readouterr().err
+  assert run(*BUILD, "--output", kb) == 0
+  assert len(load(kb)) == 254
+  assert run(*BUILD, "--output", kb) == 1
+  assert "holds a knowledge base already" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
+  folder = tmp_path / "project"
+  (folder / "data-raw").mkdir(parents=True)
+  (folder / "data-7").mkdir()
+  (folder / "data-raw" / "a.txt").write_text("mine")
+  assert run("--documents", folder / "data-raw", "--output", folder, "--type", "simple", "--quiet") == 1
+  assert "holds other files, such as data-raw" in capsys.readouterr().err
+  assert sorted(path.name for path in folder.iterdir()) == ["data-7", "data-raw"]
+
+
 def test_add_delete_and_merge(kb, tmp_path, capsys):
   (tmp_path / "more.jsonl").write_text('{"id": "x", "text": "Atlantis has no capital.", "year": 2020}\n')
   assert run("add", "--knowledge_base", kb, "--documents", tmp_path / "more.jsonl") == 0
@@ -112,6 +154,7 @@ def test_a_damaged_folder_is_one_line(kb, capsys, command, spoil, message):
       "plugin no_such_module was not found",
     ),
     (["--documents", EXAMPLE, "--output", "x", "--near_duplicates", "2"], "must be in (0, 1]"),
+    (["--documents", EXAMPLE, "--output", "x", "--type", "bm25", "--settings", '{"k2": 1}'], "the settings of bm25"),
   ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
@@ -198,8 +241,8 @@ def test_two_hosts_build_one(tmp_path):
   ]
   printed = [host.communicate(timeout=240) for host in hosts]
   assert [host.returncode for host in hosts] == [0, 0], printed
-  embedded = sorted(int(out.rsplit("embedded ", 1)[1].replace(",", "")) for out, _ in printed)
-  assert embedded == [1024, 2500 - 1024]
+  embedded = [int(out.rsplit("embedded ", 1)[1].replace(",", "")) for out, _ in printed]
+  assert embedded == [2500, 2500]  # of both together: each text once
   alone = start("one")
   assert alone.wait(timeout=240) == 0
   digests = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("one", "two")]

@@ -54,3 +54,9 @@ def test_short_texts_are_compared_whole():
 def test_the_threshold_is_a_similarity(threshold):
   with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
     Duplicates(threshold)
+
+
+def test_short_texts_that_differ_are_no_duplicates():
+  found = Duplicates(0.9)
+  texts = ["1 + 1 = 2", "7 - 3 = 4", "Step 1", "Step 2", "!!", "??", "step  1"]
+  assert [found.first(str(i), text) for i, text in enumerate(texts)] == [None] * 6 + ["2"]

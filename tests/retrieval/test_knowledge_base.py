@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from selfrag_jax.retrieval import embedding
+from selfrag_jax.retrieval import embedding, knowledge_base
 from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.document import FILE, Document
 from selfrag_jax.retrieval.embedding import BlockEncoder
 from selfrag_jax.retrieval.folder import FolderError
 from selfrag_jax.retrieval.knowledge_base import (
@@ -22,6 +23,7 @@ from selfrag_jax.retrieval.knowledge_base import (
   merge_knowledge_bases,
   prepare_knowledge_base,
 )
+from selfrag_jax.retrieval.manager import RetrievalManager
 
 ANIMALS = ("zebra", "otter", "heron", "badger", "lynx", "marten", "stoat")
 WORDS = (*ANIMALS, "river", "forest", "marsh", "desert", "harbor", "glacier", "village")
@@ -52,7 +54,7 @@ def letters(texts):
 
 @pytest.fixture
 def own_encoder(monkeypatch):
-  letters.asked = []
+  letters.asked, letters.fingerprint = [], "letters"
   monkeypatch.setattr("selfrag_jax.retrieval.dense.make_encoder", lambda name: letters)
   return letters
 
@@ -68,7 +70,7 @@ def test_files_are_read_cut_and_found(tmp_path):
     "documents": len(retriever), "files": 8, "read": 8, "chunks": 11, "duplicates": 0, "bad": 0,
     "embedded": len(retriever),
   }  # fmt: skip
-  parts = [document for document in retriever.documents if document.metadata["file"] == "long.md"]
+  parts = [document for document in retriever.documents if document.metadata[FILE] == "long.md"]
   assert [document.id for document in parts] == [f"long.md#{i}" for i in range(len(parts))]
   assert all(len(document.content.split()) <= 16 for document in parts)
   assert {document.title for document in parts} == {"Walrus"}
@@ -202,6 +204,100 @@ def test_bad_input_leaves_what_was_there(tmp_path):
   (source / "bad.jsonl").write_text('{"id": "x", "text": "fine"}\n{"id": "y", "text": ""}\n')
   report = prepare(source, tmp_path / "kb", sync=True, skip_bad=True)
   assert (report["bad"], report["documents"]) == (1, 7)
+
+
+def test_what_was_added_by_hand_stays_whatever_its_metadata(tmp_path):
+  source = write_files(tmp_path / "source")
+  (source / "lines.jsonl").write_text('{"id": "x", "text": "a line", "file": "report.pdf", "chunk": 3}\n')
+  prepare(source, tmp_path / "kb")
+  manager = RetrievalManager(knowledge_base_path=tmp_path / "kb")
+  assert manager.retriever.get("x").metadata == {"file": "report.pdf", "chunk": 3, FILE: "lines.jsonl"}
+  manager.add_documents(
+    [Document("h", "", "by hand", {"file": "report.pdf"}), Document("i", "", "too", {FILE: "0.txt"})]
+  )
+  manager.save_knowledge_base(tmp_path / "kb")
+  prepare(source, tmp_path / "kb", sync=True)
+  assert {"h", "i"} < {document.id for document in load(tmp_path / "kb").documents}
+  (source / "h.jsonl").write_text('{"id": "h", "text": "from a file"}\n')
+  with pytest.raises(ValueError, match=r"h\.jsonl, line 1: the id 'h' is that of a document that was added by hand"):
+    prepare(source, tmp_path / "kb", sync=True)
+
+
+def test_chunks_do_not_take_the_id_of_another_document(tmp_path):
+  source = tmp_path / "a.jsonl"
+  source.write_text('{"id": "a#0", "text": "one"}\n' + json.dumps({"id": "a", "text": "long story. " * 20}) + "\n")
+  with pytest.raises(ValueError, match=r"a\.jsonl, line 2: the id 'a#0' is that of .*line 1"):
+    prepare(source, tmp_path / "kb", chunking=Chunking(8))
+  assert prepare(source, tmp_path / "kb", chunking=Chunking(8), skip_bad=True)["bad"] == 1
+
+
+def test_changes_of_another_process_are_not_lost(tmp_path):
+  source = write_files(tmp_path / "source")
+  prepare(source, tmp_path / "kb")
+  first, second = (RetrievalManager(knowledge_base_path=tmp_path / "kb") for _ in range(2))
+  for manager, id in ((first, "x"), (second, "y")):
+    manager.add_documents([Document(id, "", f"text {id}")])
+  first.save_knowledge_base(tmp_path / "kb")
+  with pytest.raises(FolderError, match="changed by another process"):
+    second.save_knowledge_base(tmp_path / "kb")
+  assert "x" in load(tmp_path / "kb")
+  first.add_documents([Document("z", "", "text z")])
+  first.save_knowledge_base(tmp_path / "kb")  # its own changes are known
+  second.save_knowledge_base(tmp_path / "copy")
+  assert "z" in load(tmp_path / "kb")
+
+
+def test_a_build_that_another_overtook_publishes_nothing(tmp_path, monkeypatch):
+  source = write_files(tmp_path / "source")
+  read = knowledge_base._read
+
+  def overtaken(*arguments):
+    with monkeypatch.context() as patch:
+      patch.setattr(knowledge_base, "_read", read)
+      DenseRetriever(**BAG).save(tmp_path / "kb")
+    return read(*arguments)
+
+  monkeypatch.setattr(knowledge_base, "_read", overtaken)
+  with pytest.raises(FolderError, match="changed by another process"):
+    prepare(source, tmp_path / "kb")
+  assert len(load(tmp_path / "kb")) == 0
+
+
+def test_vectors_of_a_function_are_not_taken_for_those_of_another(tmp_path):
+  ones, twos = (lambda texts, x=x: np.full((len(texts), 4), x, np.float32) for x in (1, 2))
+  source = write_files(tmp_path / "source")
+  settings = {"model_name": "mine", "backend": "numpy"}
+  for encoder, options in ((ones, {}), (twos, {"sync": True})):
+    prepare(source, tmp_path / "kb", settings={**settings, "encoder": encoder}, **options)
+    assert (load(tmp_path / "kb", encoder=encoder).vectors == encoder(["x"])[0]).all()
+
+
+def test_merging_mixes_no_vectors_of_two_fits(tmp_path, monkeypatch):
+  """Parts whose encoders were fitted to different texts: the first one's fit stays, the others are embedded by it."""
+  monkeypatch.setattr("selfrag_jax.retrieval.dense.make_encoder", lambda name: Fitted())
+  for name, n in (("a", 1), ("b", 5)):
+    folder = write_files(tmp_path / name, n=n)
+    for file in list(folder.iterdir()):
+      file.rename(folder / f"{name}{file.name}")
+    prepare(folder, tmp_path / f"kb_{name}")
+  merge_knowledge_bases([tmp_path / "kb_a", tmp_path / "kb_b"], tmp_path / "kb", progress=False)
+  merged = load(tmp_path / "kb")
+  np.testing.assert_array_equal(merged.vectors, merged.encoder([d.text for d in merged.documents]))
+
+
+class Fitted:
+  """An encoder that remembers how many texts it was fitted to, as a language model does their mean."""
+
+  params: ClassVar = {"w": np.ones(2, np.float32)}
+
+  def __init__(self):
+    self.constants = {}
+
+  def fit(self, texts):
+    self.constants = {"n": np.array(float(len(texts)))}
+
+  def __call__(self, texts):
+    return np.array([[len(text), self.constants["n"]] for text in texts], np.float32).reshape(-1, 2)
 
 
 def test_reading_while_another_publishes(tmp_path):

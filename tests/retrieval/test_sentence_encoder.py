@@ -1,6 +1,7 @@
 """The sentence encoder gives the vectors of the reference implementation, whatever else is in a batch."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import transformers
 
 from selfrag_jax.retrieval.batches import Spread
 from selfrag_jax.retrieval.bert import BertConfig, init_bert
+from selfrag_jax.retrieval.embedding import encoder_key
 from selfrag_jax.retrieval.encoder import embed, load_encoder
 from selfrag_jax.tasks.search import pad_rows
 from selfrag_jax.text.wordpiece import SPECIAL
@@ -157,3 +159,16 @@ def test_all_devices_take_their_share(folder):
   seen.clear()
   np.testing.assert_allclose(encoder(many[:3]), found[:3], atol=1e-6)
   assert isinstance(seen[0], np.ndarray)  # four rows for eight devices: one takes them
+
+
+def test_key_tells_encoders_apart_that_read_texts_differently(folder, tmp_path):
+  """Vectors are taken over by key: what is read of a text counts, as the parameters do."""
+  keys = [encoder_key(load_encoder(str(folder)), "x")]
+  changes = {"sentence_bert_config.json": '{"max_seq_length": 3}', "vocab.txt": "\n".join([*SPECIAL, *WORDS[::-1]])}
+  for name, content in changes.items():
+    copy = tmp_path / name
+    shutil.copytree(folder, copy)
+    (copy / name).write_text(content)
+    keys.append(encoder_key(load_encoder(str(copy)), "x"))
+  assert encoder_key(load_encoder(str(folder)), "x") == keys[0]
+  assert len(set(keys)) == 3
