@@ -1,6 +1,7 @@
 """What an optimizer is shown of its past: the critiques of cases like the present ones, in a budget of tokens."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class RagConfig:
   past_tokens: int = 500  # of them, for window and retrieved at most
   merge: str = "mmr"
   min_score: float = 0.1
+  min_ratio: float = 0.75  # of the similarity of the best that was found for the same sample
   diversity: float = 0.3  # of mmr: 0 is similarity alone
   same: float = 0.8  # of cluster: cosine from which two critiques say the same
   count_tokens: Callable[[Content | None], int] = estimate_tokens
@@ -53,14 +55,14 @@ def recall(store: GradientStore, rows: np.ndarray, role: str, config: RagConfig,
   """
   window = store.recent(config.window, role=role) if config.window else []
   found: dict[str, PastCritique] = {}
-  for past in store.search(rows, 2 * config.k, role=role, min_score=config.min_score) if config.k else ():
-    for critique in past:
-      if critique.id not in found or critique.similarity > found[critique.id].similarity:
-        found[critique.id] = critique
+  near = store.search(rows, 2 * config.k, role=role, min_score=config.min_score) if config.k else []
+  near = [[c for c in past if c.similarity >= config.min_ratio * past[0].similarity] for past in near]
+  for same_rank in itertools.zip_longest(*near):  # each sample's best first: none takes the room of the others
+    for critique in sorted(filter(None, same_rank), key=lambda c: -c.similarity):
+      found.setdefault(critique.id, critique)
   for critique in window:
     found.pop(critique.id, None)
-  ranked = sorted(found.values(), key=lambda c: -c.similarity)
-  chosen = merge(ranked, config)
+  chosen = merge(list(found.values()), config)
   past = Past([], [])
   for i, critique in enumerate([*window, *chosen]):
     line = format_past(critique, is_recent=i < len(window))
@@ -73,7 +75,7 @@ def recall(store: GradientStore, rows: np.ndarray, role: str, config: RagConfig,
 
 
 def merge(ranked: Sequence[PastCritique], config: RagConfig) -> list[PastCritique]:
-  """Put past critiques, most similar first, in the order in which they are worth their tokens."""
+  """Put past critiques, the best of each sample first, in the order in which they are worth their tokens."""
   if config.merge == "concatenate" or len(ranked) < 2:
     return list(ranked)
   if config.merge == "outcome":

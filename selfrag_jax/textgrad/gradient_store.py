@@ -19,6 +19,7 @@ from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.textgrad.hashing import HashingEncoder
 
 FORMAT = 1
+FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
 Encoder = Callable[[Sequence[str]], Any]
 
@@ -79,7 +80,7 @@ class GradientStore:
     encoder: Encoder | None = None,
     encoder_name: str | None = None,
     max_records: int = 100_000,
-    sample_weight: float = 0.7,
+    sample_weight: float = 0.5,
     dedupe_threshold: float | None = 0.98,
     read_only: bool = False,
   ):
@@ -104,6 +105,7 @@ class GradientStore:
     self._sample_weight, self._max_records = sample_weight, max_records
     self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
     self._lock = threading.RLock()
+    self._total = np.zeros(2 * width)  # of the rows of all records
     settings = {"format": FORMAT, "encoder": name, "width": width}
     options: dict[str, Any] = {"backend": "numpy", "dedupe_threshold": dedupe_threshold}
     if path is None:
@@ -128,6 +130,7 @@ class GradientStore:
     self._max_records = self._memory.settings["max_chunks"]
     mode = "rb" if read_only else "r+b"
     self._texts = open(folder / "critiques.jsonl", mode, buffering=0)  # noqa: SIM115
+    self._total += self._memory.embeddings.sum(axis=0, dtype=np.float64)
     known = zip(self._memory.ids, self._memory.metadata, strict=True)
     for id, facts in sorted(known, key=lambda item: item[1]["at"]):
       self._note_recent(facts["role"], id)
@@ -180,7 +183,9 @@ class GradientStore:
       {"at": at, "size": len(line), "role": c.role, "step": c.step, **UNKNOWN}
       for at, line, c in zip(offsets, lines, critiques, strict=False)
     ]
-    ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata)
+    new = [str(at) for at in offsets[:-1]]
+    ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata, ids=new)
+    self._total += rows[[id == own for id, own in zip(ids, new, strict=True)]].sum(axis=0, dtype=np.float64)
     for id, critique in zip(ids, critiques, strict=True):
       self._note_recent(critique.role, id)
     return ids
@@ -188,17 +193,34 @@ class GradientStore:
   def search(
     self, rows: np.ndarray, k: int, *, role: str | None = None, min_score: float = 0.0
   ) -> list[list[PastCritique]]:
-    """Find the k past critiques most similar to each of the rows of `embed` [N, 2D], best first, of a role if given."""
-    half = rows.shape[1] // 2
-    weighted = rows * np.repeat(np.array([self._sample_weight, 1 - self._sample_weight], np.float32), half)
+    """Find the k past critiques most similar to each of the rows of `embed` [N, 2D], best first, of a role if given.
+
+    What all records share is taken off first, as the mean of their rows: the similarity of two records that have
+    nothing else in common is about 0, whatever the encoder. Raises nothing for an empty store.
+    """
+    queries, offsets = self._centred(rows)
+    least = min_score + offsets.min(initial=0.0)
     if role is None or self._recent.keys() <= {role}:
-      fitting = self._memory.search_batched(weighted, k, min_score=min_score)
+      fitting = self._memory.search_batched(queries, k, min_score=least)
     else:  # asking for more and leaving out what does not fit is faster than a filter over all, if most do fit
-      found = self._memory.search_batched(weighted, 4 * k, min_score=min_score)
+      found = self._memory.search_batched(queries, 4 * k, min_score=least)
       fitting = [[c for c in chunks if c.metadata["role"] == role][:k] for chunks in found]
       if any(len(chunks) < k <= len(all_) // 4 for chunks, all_ in zip(fitting, found, strict=True)):
-        fitting = self._memory.search_batched(weighted, k, where={"role": role}, min_score=min_score)
-    return [[self._past(chunk) for chunk in chunks] for chunks in fitting]
+        fitting = self._memory.search_batched(queries, k, where={"role": role}, min_score=least)
+    past = [
+      [self._past(chunk, (chunk.score or 0.0) - offset) for chunk in chunks]
+      for chunks, offset in zip(fitting, offsets.tolist(), strict=True)
+    ]
+    return [[critique for critique in found if critique.similarity >= min_score] for found in past]
+
+  def _centred(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the queries [N, 2D] whose product with a record is its similarity, and what to take off it, [N]."""
+    mean = (self._total / (len(self._memory) + FEW)).astype(np.float32)
+    halves = (rows - mean).reshape(len(rows), 2, -1)
+    halves /= np.maximum(np.linalg.norm(halves, axis=2, keepdims=True), 1e-12)
+    halves *= np.array([self._sample_weight, 1 - self._sample_weight], np.float32)[:, None]
+    queries = halves.reshape(rows.shape)
+    return queries, queries @ mean
 
   def recent(self, n: int, *, role: str) -> list[PastCritique]:
     """Return the last n critiques of a role, up to 64, newest first."""
@@ -227,12 +249,12 @@ class GradientStore:
       self._texts.seek(metadata["at"])
       return Critique(**json.loads(self._texts.read(metadata["size"])))
 
-  def _past(self, chunk: Chunk) -> PastCritique:
+  def _past(self, chunk: Chunk, similarity: float = 0.0) -> PastCritique:
     names = ("accepted", "delta", "uses", "helped", "step")
     vector = self._memory.vectors([chunk.id])[0]
     return PastCritique(
       id=chunk.id,
-      similarity=chunk.score or 0.0,
+      similarity=similarity,
       count=chunk.count,
       vector=vector[len(vector) // 2 :],
       read=lambda: self._read(chunk.metadata),
@@ -254,6 +276,7 @@ class GradientStore:
     chunks.sort(key=lambda chunk: _value(chunk, newest))
     count = max(len(chunks) + n - self._max_records, len(chunks) // 20)
     self._memory.delete([chunk.id for chunk in chunks[:count]])
+    self._total = self._memory.embeddings.sum(axis=0, dtype=np.float64)
 
 
 def _value(chunk: Chunk, newest: int) -> float:

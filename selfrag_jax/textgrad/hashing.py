@@ -16,7 +16,7 @@ class HashingEncoder:
   A word of many letters says more than a short one, and weighs so: there is no corpus to count frequencies in.
   """
 
-  def __init__(self, width: int = 256):
+  def __init__(self, width: int = 512):
     """Make an encoder into `width` numbers."""
     self.width, self.name = width, f"hashing-{width}"
     self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}

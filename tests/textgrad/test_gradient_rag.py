@@ -131,7 +131,7 @@ def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
   assert max(sizes.values()) <= 1.05 * min(sizes.values())
   assert len(optimizer.store) >= 10_000
   for sample, critique in planted:
-    _, prompt = step(optimizer, p, (sample + " again", "wrong"))
+    _, prompt = step(optimizer, p, (sample + " again", f"not what {critique[-8:]} asked"))
     assert critique in prompt
 
 

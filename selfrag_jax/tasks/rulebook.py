@@ -1,0 +1,132 @@
+"""The Latent Rulebook: a prompt is to hold the rules that its cases need, which only a critic knows, and it errs.
+
+Each case belongs to a hidden topic, and each topic has one right action. A case shows words of its topic and never
+its name. The model answers right if the prompt has the topic's rule. The critic names the rule of a case that failed,
+and is wrong with the probability `noise`. The optimizer writes the rule that most of the feedback in front of it speaks
+for, in a prompt of at most `capacity` rules. So whoever shows the optimizer more of what was said about this topic
+helps it: to outvote a wrong critique, and to bring back a rule that had to give way. All three are functions of the
+text of their prompt alone, as real models are.
+"""
+
+import collections
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ROLE = "rulebook of the assistant"
+EMPTY = "No rules yet."
+UNKNOWN = "I do not know"
+_CRITIQUE = re.compile(r"Cases of (\w+) call for (\w+)\.")
+_PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)"[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
+_RULE = re.compile(r"For (\w+): (\w+)\.")
+_SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+
+
+class Case(NamedTuple):
+  """One case: its text, and what only the judge knows."""
+
+  text: str
+  topic: int
+  action: str
+
+
+class Rulebook:
+  """Topics with their words, names and right actions, and the three scripted models over them."""
+
+  def __init__(self, n_topics: int = 60, n_actions: int = 20, *, noise: float = 0.4, capacity: int = 12, seed: int = 0):
+    """Draw topics.
+
+    Args:
+      n_topics: how many topics there are.
+      n_actions: how many actions a topic's right one is drawn from.
+      noise: how often the critic names a wrong action.
+      capacity: how many rules the prompt may hold; more than `n_topics`: nothing has to give way.
+      seed: of the words and of the critic.
+    """
+    rng = np.random.default_rng(seed)
+    self.noise, self.capacity = noise, capacity
+    words = iter(_invent(rng, n_topics * 13 + n_actions + 40))
+    self.names = [next(words).capitalize() for _ in range(n_topics)]
+    self._words = [[next(words) for _ in range(12)] for _ in range(n_topics)]
+    self._actions = [next(words) for _ in range(n_actions)]
+    self._common = [next(words) for _ in range(40)]
+    self.actions = [self._actions[i] for i in rng.integers(n_actions, size=n_topics)]
+    self._topic_of = {word: topic for topic, own in enumerate(self._words) for word in own}
+    self._critic = np.random.default_rng([seed, 1])
+
+  def cases(self, rng: np.random.Generator, topics: Sequence[int], n: int) -> list[Case]:
+    """Draw n cases of some of the topics."""
+    drawn = rng.choice(np.asarray(topics), n)
+    return [self._case(rng, int(topic)) for topic in drawn]
+
+  def _case(self, rng: np.random.Generator, topic: int) -> Case:
+    words = [*rng.choice(self._words[topic], 6, replace=False), *rng.choice(self._common, 4)]
+    rng.shuffle(words)
+    return Case(" ".join(words), topic, self.actions[topic])
+
+  def answer(self, content: str, system_prompt: str | None) -> str:
+    """Be the model: follow the prompt's rule for the topic of the case."""
+    return rules(system_prompt or "").get(self.names[self.topic_of(content)], UNKNOWN)
+
+  def criticise(self, content: str, system_prompt: str | None) -> str:
+    """Be the critic: name the action that the case called for, or, with the probability `noise`, another."""
+    topic = self.topic_of(content)
+    action = self.actions[topic]
+    if self._critic.random() < self.noise:
+      action = str(self._critic.choice([other for other in self._actions if other != action]))
+    return f"Cases of {self.names[topic]} call for {action}."
+
+  def optimize(self, content: str, system_prompt: str | None) -> str:
+    """Be the optimizer: write the rules that fail now, as most of all feedback in the prompt has it.
+
+    What was said of other topics in the past adds rules that are missing, as long as there is room; the other rules
+    stay. When there is no room, the rule that was written the longest ago goes.
+    """
+    start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
+    book, rest = rules(content[start:end]), content[end:]
+    votes: dict[str, collections.Counter[str]] = {}
+    for count, text in _PAST.findall(rest):
+      for name, action in _CRITIQUE.findall(text):
+        votes.setdefault(name, collections.Counter())[action] += int(count)
+    found = _CRITIQUE.findall(_PAST.sub("", rest))
+    now = dict.fromkeys(name for name, _ in found)
+    for name, action in found:
+      votes.setdefault(name, collections.Counter())[action] += 1
+    missing = [name for name in votes if name not in now and name not in book]
+    for name in now:
+      failed = book.pop(name, None)
+      if len(votes[name]) > 1:
+        del votes[name][failed]  # the rule that was there has just failed, whatever was said for it
+    room = max(self.capacity - len(book) - len(now), 0)
+    for name in [*missing[:room], *now]:
+      book[name] = votes[name].most_common(1)[0][0]
+    kept = list(book.items())[-self.capacity :]
+    text = " ".join(f"For {name}: {action}." for name, action in kept)
+    return f"<IMPROVED_VARIABLE>{text or EMPTY}</IMPROVED_VARIABLE>"
+
+  def topic_of(self, text: str) -> int:
+    """Return the topic that most words of a text belong to."""
+    topics = collections.Counter(self._topic_of[word] for word in re.findall(r"\w+", text) if word in self._topic_of)
+    if not topics:
+      raise ValueError(f"no word of a topic in {text[:80]!r}")
+    return topics.most_common(1)[0][0]
+
+  def score(self, prompt: str, cases: Sequence[Case]) -> float:
+    """Return how many of the cases a prompt answers right, from 0 to 1."""
+    book = rules(prompt)
+    return float(np.mean([book.get(self.names[case.topic]) == case.action for case in cases]))
+
+
+def rules(prompt: str) -> dict[str, str]:
+  """Return the rules of a prompt, topic's name to action, in their order."""
+  return dict(_RULE.findall(prompt))
+
+
+def _invent(rng: np.random.Generator, n: int) -> list[str]:
+  """Return n different words."""
+  words: dict[str, None] = {}
+  while len(words) < n:
+    words["".join(rng.choice(_SYLLABLES, 3))] = None
+  return list(words)
