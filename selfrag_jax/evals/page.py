@@ -13,6 +13,7 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 img { max-width: 100% } table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left }
 td, th { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right } td:first-child { text-align: left }
+ins { background: #d3f5d9; text-decoration: none } del { background: #fbd9d7 } pre { white-space: pre-wrap }
 .holds { color: #1a7f37 } .fails { color: #b3261e; font-weight: bold } .needed { background: #fff3bf }
 """
 
@@ -29,22 +30,23 @@ def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
     f"<h1>Recall by position: {escape(report['variant'])}, seed {report['seed']}</h1>",
     f'<img alt="Accuracy over the depth of the needed fact" src="data:image/png;base64,{figure}">',
     "<h2>Checks</h2>",
-    _table(("", "value", "bound", ""), map(_check, report["checks"].items())),
+    table(("", "value", "bound", ""), map(_check, report["checks"].items())),
     "<h2>Conditions</h2>",
-    _table(("", "facts seen", "accuracy", "worst depth", "U", "range below", "questions a depth"), conditions),
+    table(("", "facts seen", "accuracy", "worst depth", "U", "range below", "questions a depth"), conditions),
     "<h2>What was retrieved</h2>",
     "<p>Chunks in the order of their similarity; the needed one is marked.</p>",
     *map(_answer, report["examples"]),
   ]
-  write_bytes_atomic(workdir / "position_recall.html", _page("Recall by position", parts))
+  write_bytes_atomic(workdir / "position_recall.html", render("Recall by position", parts))
 
 
 def write_answers(path: epath.PathLike, title: str, answers: Iterable[Mapping[str, Any]]) -> None:
   """Write answers and what was retrieved for each, in the order of its similarity, as one file."""
-  write_bytes_atomic(path, _page(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
+  write_bytes_atomic(path, render(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
 
 
-def _page(title: str, parts: Iterable[str]) -> bytes:
+def render(title: str, parts: Iterable[str]) -> bytes:
+  """Return a page of these parts, which are HTML."""
   head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
   return (head + "".join(parts)).encode()
 
@@ -66,7 +68,8 @@ def _answer(answer: Mapping[str, Any]) -> str:
   return f"<table><caption>{caption}</caption><tr><th>chunk<th>place<th>similarity{rows}</table>"
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+  """Return a table as HTML; its cells are text."""
   cell = lambda value: f"<td{f' class={value}' if value in ('holds', 'fails') else ''}>{escape(str(value))}"
   body = "".join(f"<tr>{''.join(map(cell, row))}" for row in rows)
   return f"<table><tr>{''.join(f'<th>{escape(title)}' for title in head)}{body}</table>"

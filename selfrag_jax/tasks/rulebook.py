@@ -10,6 +10,7 @@ text of their prompt alone, as real models are.
 
 import collections
 import re
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,12 @@ ROLE = "rulebook of the assistant"
 EMPTY = "No rules yet."
 UNKNOWN = "I do not know"
 _CRITIQUE = re.compile(r"Cases of (\w+) call for (\w+)\.")
-_PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)"[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
+_PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)" outcome="(\w+)[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
+_WORTH = {
+  "accepted": 1.0,
+  "unknown": 1.0,
+  "rejected": 0.25,
+}  # of past feedback, by what the change did that followed it
 _RULE = re.compile(r"For (\w+): (\w+)\.")
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 
@@ -54,7 +60,7 @@ class Rulebook:
     self._common = [next(words) for _ in range(40)]
     self.actions = [self._actions[i] for i in rng.integers(n_actions, size=n_topics)]
     self._topic_of = {word: topic for topic, own in enumerate(self._words) for word in own}
-    self._critic = np.random.default_rng([seed, 1])
+    self._seed = seed
 
   def cases(self, rng: np.random.Generator, topics: Sequence[int], n: int) -> list[Case]:
     """Draw n cases of some of the topics."""
@@ -71,11 +77,15 @@ class Rulebook:
     return rules(system_prompt or "").get(self.names[self.topic_of(content)], UNKNOWN)
 
   def criticise(self, content: str, system_prompt: str | None) -> str:
-    """Be the critic: name the action that the case called for, or, with the probability `noise`, another."""
+    """Be the critic: name the action that the case called for, or, with the probability `noise`, another.
+
+    The same prompt has the same answer, whatever was asked before: runs can be resumed, and calls made at once.
+    """
     topic = self.topic_of(content)
     action = self.actions[topic]
-    if self._critic.random() < self.noise:
-      action = str(self._critic.choice([other for other in self._actions if other != action]))
+    rng = np.random.default_rng([self._seed, zlib.crc32(content.encode())])
+    if rng.random() < self.noise:
+      action = str(rng.choice([other for other in self._actions if other != action]))
     return f"Cases of {self.names[topic]} call for {action}."
 
   def optimize(self, content: str, system_prompt: str | None) -> str:
@@ -86,22 +96,22 @@ class Rulebook:
     """
     start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
     book, rest = rules(content[start:end]), content[end:]
-    votes: dict[str, collections.Counter[str]] = {}
-    for count, text in _PAST.findall(rest):
+    votes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
+    for count, outcome, text in _PAST.findall(rest):
       for name, action in _CRITIQUE.findall(text):
-        votes.setdefault(name, collections.Counter())[action] += int(count)
+        votes[name][action] += int(count) * _WORTH[outcome]
     found = _CRITIQUE.findall(_PAST.sub("", rest))
     now = dict.fromkeys(name for name, _ in found)
     for name, action in found:
-      votes.setdefault(name, collections.Counter())[action] += 1
+      votes[name][action] += 1.0
     missing = [name for name in votes if name not in now and name not in book]
     for name in now:
       failed = book.pop(name, None)
       if len(votes[name]) > 1:
-        del votes[name][failed]  # the rule that was there has just failed, whatever was said for it
+        votes[name].pop(failed or "", None)  # the rule that was there has just failed, whatever was said for it
     room = max(self.capacity - len(book) - len(now), 0)
     for name in [*missing[:room], *now]:
-      book[name] = votes[name].most_common(1)[0][0]
+      book[name] = max(votes[name], key=votes[name].__getitem__)
     kept = list(book.items())[-self.capacity :]
     text = " ".join(f"For {name}: {action}." for name, action in kept)
     return f"<IMPROVED_VARIABLE>{text or EMPTY}</IMPROVED_VARIABLE>"

@@ -1,0 +1,27 @@
+"""Optimize a prompt: `python launch/optimize_prompt.py --config=configs/gradient_rag.py [--workdir=runs/mine]`.
+
+Run the same command again to go on after it was stopped. `--compare=retrieval,window,none` runs several ways to
+remember with the same cases and prints paired intervals. The workdir has report.html, prompt.txt, JSON and CSV.
+"""
+
+from absl import flags
+from command import CONFIG, WORKDIR, build, run
+
+COMPARE = flags.DEFINE_list("compare", [], "Ways to remember that are compared: none, window, retrieval.")
+EXPERIMENTS = {"gradient_rag": "selfrag_jax.evals.prompt_optimization"}
+
+
+def main(argv: list[str]) -> None:
+  """Run what the config describes."""
+  module, experiment = build(argv, EXPERIMENTS)
+  from selfrag_jax.train.workdir import open_workdir
+
+  configs = {memory: {**CONFIG.value.to_dict(), "memory": memory} for memory in COMPARE.value}
+  for config in configs.values():
+    module.build(config)  # refuses what cannot be run before anything is
+  with open_workdir(WORKDIR.value or CONFIG.value.workdir) as workdir:
+    module.compare(configs, workdir) if configs else module.run(experiment, workdir)
+
+
+if __name__ == "__main__":
+  run(main)

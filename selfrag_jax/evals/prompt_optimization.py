@@ -1,0 +1,242 @@
+"""Optimizing a prompt by textual gradients, with or without a memory of all critiques, and what that changed."""
+
+import csv
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+import selfrag_jax.textgrad as tg
+from selfrag_jax.evals import prompt_page
+from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, make_task
+from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
+
+MEMORIES = ("none", "window", "retrieval")
+CRITIC_HINT = "The right answer is {target}, the model answered {answer!r}."
+
+
+@dataclasses.dataclass
+class Experiment:
+  """A task, the engines that play its three parts, and what they may spend together."""
+
+  config: dict[str, Any]
+  task: PromptTask
+  engines: dict[str, EngineLM]
+  account: tg.Account
+
+  def scores(self, prompt: str, part: str) -> np.ndarray:
+    """Ask the model all cases of a part with this prompt; return which are right, f64 [N]."""
+    samples = self.task.parts[part]
+    answers = ask_all(self.engines["model"], [Request(sample.text, prompt) for sample in samples])
+    return np.array([self.task.is_right(a, s.target) for a, s in zip(answers, samples, strict=True)], np.float64)
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+  """Check a config and make its task and engines. Raises ValueError with the fix."""
+  config = {name: value for name, value in config.items() if name != "workdir"}
+  if config["memory"] not in MEMORIES:
+    raise ValueError(f"config.memory = {config['memory']!r}; one of {', '.join(MEMORIES)}")
+  task = make_task(config["task"], config["seed"])
+  budget = config["budget"]
+  account = tg.Account(
+    budget["tokens"] or None,
+    budget["cost"] or None,
+    prompt_price=budget["prompt_price"],
+    completion_price=budget["completion_price"],
+  )
+  engines = {part: _engine(part, section, task, account) for part, section in config["engines"].items()}
+  return Experiment(config, task, engines, account)
+
+
+def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg.Account) -> EngineLM:
+  options = {name: value for name, value in section.items() if name not in ("name", "base_url") and value is not None}
+  if section["name"] == "scripted":
+    if task.scripted is None:
+      raise ValueError(f"config.engines.{part}.name is 'scripted', but this task has no script; name a model")
+    limits = {name: options[name] for name in ("context_tokens",) if name in options}
+    return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, **limits)
+  if section["base_url"]:
+    return tg.OpenAIEngine(section["name"], section["base_url"], account=account, **options)
+  return tg.get_engine(section["name"], account=account, **options)
+
+
+def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and the prompt as `prompt.txt`."""
+  workdir, config = epath.Path(workdir), experiment.config
+  state = _read_state(workdir, experiment)
+  experiment.account.restore(state["account"])
+  prompt = tg.Variable(state["prompt"], role_description=experiment.task.role)
+  began, before = time.time(), state["seconds"]
+  remember = config["memory"] != "none"
+  store = tg.GradientStore(str(workdir / "gradients")) if remember else None
+  try:
+    optimizer = _optimizer(experiment, prompt, store)
+    optimizer.step_count = state["step"]
+    steps = config["optimizer"]["steps"]
+    with tqdm(total=steps, initial=state["step"], unit="step", desc="optimizing") as bar:
+      while state["step"] < steps:
+        state["history"].append(_step(experiment, optimizer, prompt, state))
+        state |= {"step": state["step"] + 1, "prompt": prompt.get_value(), "account": experiment.account.state()}
+        state["seconds"] = before + time.time() - began
+        write_json(workdir / "state.json", state)
+        bar.set_postfix(valid=state["history"][-1]["valid"], tokens=f"{experiment.account.tokens:,}")
+        bar.update()
+    report = _report(experiment, state, prompt, optimizer)
+  finally:
+    if store is not None:
+      store.close()
+  write_json(workdir / "prompt_optimization.json", report)
+  write_bytes_atomic(workdir / "prompt_optimization.csv", _csv(state["history"]).encode())
+  write_bytes_atomic(workdir / "prompt.txt", (prompt.get_value() + "\n").encode())
+  prompt_page.write(workdir, report, state["history"])
+  low, high = report["test.difference_interval"]
+  print(
+    f"test {report['test.initial']:.3f} -> {report['test.final']:.3f}, {report['test.difference']:+.3f} "
+    f"[{low:+.3f}, {high:+.3f}]; {report['account']['calls']:,} calls, {experiment.account.tokens:,} tokens, "
+    f"{experiment.account.cost:.4f} spent; {workdir / 'report.html'}"
+  )
+  return report
+
+
+def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -> dict[str, Any]:
+  """Run several ways to remember, each in its own folder, and compare the first with the others, paired by case."""
+  reports = {}
+  for name, config in configs.items():
+    (folder := epath.Path(workdir) / name).mkdir(parents=True, exist_ok=True)
+    reports[name] = run(build(config), folder)
+  (first, of_first), *others = reports.items()
+  found: dict[str, Any] = {f"{name}.test": report["test.final"] for name, report in reports.items()}
+  for name, report in others:
+    a, b = np.array(of_first["test.right"]), np.array(report["test.right"])
+    found[f"{first}-{name}"] = float((a - b).mean())
+    found[f"{first}-{name}.interval"] = list(bootstrap_difference(a, b))
+    low, high = found[f"{first}-{name}.interval"]
+    print(f"{first} - {name}: {(a - b).mean():+.3f} [{low:+.3f}, {high:+.3f}] on {len(a)} test cases")
+  write_json(epath.Path(workdir) / "compare.json", found)
+  return found
+
+
+def _read_state(workdir: epath.Path, experiment: Experiment) -> dict[str, Any]:
+  """Return where a run has come to. Raises ValueError for a run of another config."""
+  path = workdir / "state.json"
+  config = json.loads(json.dumps(experiment.config))
+  if not path.exists():
+    prompt = experiment.task.initial
+    history = [{"step": -1, "prompt": prompt, "valid": float(experiment.scores(prompt, "valid").mean())}]
+    begun = {"step": 0, "prompt": prompt, "seconds": 0.0, "account": experiment.account.state(), "history": history}
+    return {"config": config, **begun}
+  state = json.loads(path.read_text())
+  if _without_limits(state["config"]) != _without_limits(config):
+    raise ValueError(f"{path} is of a run with another config; give another --workdir, or delete it")
+  return {**state, "config": config}
+
+
+def _without_limits(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Return a config without how long a run may go on and what it may spend: both may change on the way."""
+  return {**config, "optimizer": {**config["optimizer"], "steps": None}, "budget": None}
+
+
+def _optimizer(experiment: Experiment, prompt: tg.Variable, store: tg.GradientStore | None) -> tg.TGD:
+  own = ("steps", "batch_size", "reject_worse")
+  section = {name: x for name, x in experiment.config["optimizer"].items() if name not in own}
+  remembering: dict[str, Any] = {}
+  if store is not None:
+    rag = dict(experiment.config["rag"])
+    rag = {**rag, "k": 0, "window": rag["k"]} if experiment.config["memory"] == "window" else rag
+    remembering = {"use_gradient_rag": True, "gradient_store": store, "rag": tg.RagConfig(**rag)}
+  tolerance = 0.0 if experiment.config["optimizer"]["reject_worse"] else float("inf")
+  accept = tg.HeldOut(lambda: float(experiment.scores(prompt.get_value(), "valid").mean()), tolerance)
+  return tg.TGD(
+    [prompt],
+    engine=experiment.engines["optimizer"],
+    accept=accept,
+    **section,
+    **remembering,
+  )
+
+
+def _step(experiment: Experiment, optimizer: tg.TGD, prompt: tg.Variable, state: Mapping[str, Any]) -> dict[str, Any]:
+  """Ask a batch, criticise what was wrong, and improve the prompt; return what happened."""
+  batch = _batch(experiment, state["step"])
+  answers = list(ask_all(experiment.engines["model"], [Request(s.text, prompt.get_value()) for s in batch]))
+  wrong = [(s, a) for s, a in zip(batch, answers, strict=True) if not experiment.task.is_right(a, s.target)]
+  row: dict[str, Any] = {"step": state["step"], "right": len(batch) - len(wrong), "cases": len(batch)}
+  if wrong:
+    optimizer.zero_grad()
+    losses = [_loss(experiment, prompt, sample, answer) for sample, answer in wrong]
+    tg.sum(losses).backward(experiment.engines["critic"])
+  if not wrong or not prompt.gradients:
+    same = {name: state["history"][-1][name] for name in ("prompt", "valid")}
+    return {**row, **same, "accepted": None, "past": [], "critiques": []}
+  critiques = [gradient.get_value() for gradient in prompt.gradients]
+  (update,) = optimizer.step()
+  verdict = update.verdict
+  valid = verdict.after if verdict.accepted else verdict.before
+  if valid is None:  # the candidate was the present prompt
+    valid = state["history"][-1]["valid"]
+  return {
+    **row,
+    "prompt": prompt.get_value(),
+    "candidate": update.candidate,
+    "valid": valid,
+    "accepted": verdict.accepted,
+    "delta": verdict.delta,
+    "critiques": critiques,
+    "past": update.past.lines,
+    "tokens": experiment.account.tokens,
+  }
+
+
+def _loss(experiment: Experiment, prompt: tg.Variable, sample: Sample, answer: str) -> tg.Variable:
+  """Return the judgement of an answer that was given already, with its way back to the prompt."""
+  given = tg.CallableEngine([answer])
+  case = tg.Variable(sample.text, requires_grad=False, role_description="case")
+  response = tg.BlackboxLLM(given, prompt)(case)
+  hint = CRITIC_HINT.replace("{target}", sample.target).replace("{answer!r}", repr(answer))
+  judge = tg.StringBasedFunction(lambda answer: f"{sample.text}\n{hint}", "compares an answer with the right one")
+  loss = judge({"answer": response})
+  loss.loss_context = {"target": sample.target, "score": 0.0}
+  return loss
+
+
+def _batch(experiment: Experiment, step: int) -> list[Sample]:
+  """Return the cases of a step: a function of seed and step, so that a run which was stopped goes on the same."""
+  samples, n = experiment.task.parts["train"], experiment.config["optimizer"]["batch_size"]
+  places = np.arange(step * n, (step + 1) * n)
+  seed, size = experiment.config["seed"], len(samples)
+  orders = {epoch: np.random.default_rng([seed, 3, epoch]).permutation(size).tolist() for epoch in places // size}
+  return [samples[orders[place // size][place % size]] for place in places.tolist()]
+
+
+def _report(experiment: Experiment, state: Mapping[str, Any], prompt: tg.Variable, optimizer: tg.TGD) -> dict[str, Any]:
+  first, last = (experiment.scores(text, "test") for text in (experiment.task.initial, prompt.get_value()))
+  return {
+    "config": state["config"],
+    "prompt": prompt.get_value(),
+    "test.initial": float(first.mean()),
+    "test.final": float(last.mean()),
+    "test.final_interval": list(bootstrap_interval(last)),
+    "test.difference": float((last - first).mean()),
+    "test.difference_interval": list(bootstrap_difference(last, first)),
+    "test.right": last.tolist(),
+    "valid": [row["valid"] for row in state["history"]],
+    "account": experiment.account.state(),
+    "seconds": round(state["seconds"], 1),
+  }
+
+
+def _csv(history: Sequence[Mapping[str, Any]]) -> str:
+  out = io.StringIO()
+  names = ["step", "right", "cases", "valid", "accepted", "delta", "tokens"]
+  writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+  writer.writeheader()
+  writer.writerows(history)
+  return out.getvalue()

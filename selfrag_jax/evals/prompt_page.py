@@ -1,0 +1,100 @@
+"""The report of a prompt optimization as one page: scores over the steps, versions as diffs, what was remembered."""
+
+import base64
+import difflib
+import html
+import io
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from selfrag_jax.evals.page import render, table
+from selfrag_jax.files import write_bytes_atomic
+
+SHOWN = 60  # steps that are shown in full: the first and the last of those that changed or tried something
+
+
+def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+  """Write `report.html`, one file with everything in it, and `prompt_optimization.png`."""
+  figure = _figure(history)
+  write_bytes_atomic(workdir / "prompt_optimization.png", figure)
+  tried = [(before, row) for before, row in itertools.pairwise(history) if row.get("candidate") is not None]
+  shown = tried if len(tried) <= SHOWN else [*tried[: SHOWN // 2], *tried[-SHOWN // 2 :]]
+  low, high = report["test.difference_interval"]
+  account = report["account"]
+  numbers = [
+    ("test score of the first prompt", f"{report['test.initial']:.3f}"),
+    ("test score of the last prompt", f"{report['test.final']:.3f}"),
+    ("difference, paired 95 % interval", f"{report['test.difference']:+.3f} [{low:+.3f}, {high:+.3f}]"),
+    ("validation, first and last", f"{history[0]['valid']:.3f}, {history[-1]['valid']:.3f}"),
+    ("steps, of which accepted", f"{len(history) - 1}, {sum(row.get('accepted') is True for row in history)}"),
+    ("calls, of which from the cache", f"{account['calls'] + account['cached_calls']:,}, {account['cached_calls']:,}"),
+    ("tokens of prompts and of answers", f"{account['prompt_tokens']:,}, {account['completion_tokens']:,}"),
+    ("cost", f"{account['cost']:.4f}"),
+  ]
+  parts = [
+    f"<h1>Optimizing the {html.escape(str(report['config']['task']['name']))} prompt</h1>",
+    f'<img alt="Scores over the steps" src="data:image/png;base64,{base64.b64encode(figure).decode()}">',
+    table(("", ""), numbers),
+    "<h2>The first prompt, and the last</h2>",
+    f"<pre>{html.escape(history[0]['prompt'])}</pre><pre>{html.escape(report['prompt'])}</pre>",
+    f"<h2>Steps</h2><p>{len(shown)} of {len(tried)} steps that wrote a new version.</p>",
+    *(_step(before, row) for before, row in shown),
+  ]
+  write_bytes_atomic(workdir / "report.html", render("Prompt optimization", parts))
+
+
+def diff(old: str, new: str) -> str:
+  """Return the words of two texts as HTML, with what was taken out and put in marked."""
+  a, b = (re.findall(r"\s*\S+|\s+$", text) for text in (old, new))
+  parts = []
+  for name, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    out, into = html.escape("".join(a[a0:a1])), html.escape("".join(b[b0:b1]))
+    if name == "equal":
+      parts.append(out)
+    else:
+      parts.append((f"<del>{out}</del>" if out else "") + (f"<ins>{into}</ins>" if into else ""))
+  return "".join(parts)
+
+
+def _step(before: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+  verdict = "accepted" if row["accepted"] else "rejected"
+  change = "" if row.get("delta") is None else f", validation {row['delta']:+.3f}"
+  said = "".join(f"<li>{html.escape(text)}" for text in row["critiques"])
+  past = "".join(f"<li>{html.escape(line)}" for line in row["past"])
+  remembered = (
+    f"<details><summary>{len(row['past'])} past critiques shown</summary><ul>{past}</ul></details>" if past else ""
+  )
+  return (
+    f"<h3>Step {row['step']}: {verdict}{change}; {row['right']} of {row['cases']} cases were right</h3>"
+    f"<details><summary>{len(row['critiques'])} critiques</summary><ul>{said}</ul></details>{remembered}"
+    f"<pre>{diff(before['prompt'], row['candidate'])}</pre>"
+  )
+
+
+def _figure(history: Sequence[Mapping[str, Any]]) -> bytes:
+  """Draw the validation score and the share of each batch that was right."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+  asked = [row for row in history if "cases" in row]
+  axes.plot(
+    [row["step"] + 1 for row in asked],
+    [row["right"] / row["cases"] for row in asked],
+    ".",
+    color="#bdbdbd",
+    label="batch",
+  )
+  axes.step([row["step"] + 1 for row in history], [row["valid"] for row in history], where="post", label="validation")
+  axes.set(xlabel="step", ylabel="right", ylim=(-0.02, 1.02))
+  axes.legend(loc="lower right")
+  data = io.BytesIO()
+  figure.savefig(data, format="png", dpi=120)
+  plt.close(figure)
+  return data.getvalue()

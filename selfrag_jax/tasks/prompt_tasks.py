@@ -1,0 +1,112 @@
+"""Tasks for prompt optimizers: cases with targets in three parts, and what counts as right."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from selfrag_jax.files import read_jsonl
+from selfrag_jax.tasks.rulebook import EMPTY, ROLE, Rulebook
+
+Answer = Callable[[Any, str | None], str]  # a scripted model: content, system prompt -> text
+
+
+class Sample(NamedTuple):
+  """A case, and the answer that is right."""
+
+  text: str
+  target: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptTask:
+  """A prompt that is to be improved, on cases of three parts.
+
+  `scripted` has the models `model`, `critic` and `optimizer` of a task that needs no network.
+  """
+
+  role: str
+  initial: str
+  parts: Mapping[str, Sequence[Sample]]  # train, valid, test
+  is_right: Callable[[str, str], bool]
+  scripted: Mapping[str, Answer] | None = None
+
+
+def make_task(section: Mapping[str, Any], seed: int) -> PromptTask:
+  """Make the task of a config: rulebook, bbh or gsm8k. Raises ValueError with the fix."""
+  makers = {"rulebook": _rulebook, "bbh": _bbh, "gsm8k": _gsm8k}
+  if section["name"] not in makers:
+    raise ValueError(f"config.task.name = {section['name']!r}; one of {', '.join(makers)}")
+  return makers[section["name"]](section, seed)
+
+
+def _rulebook(section: Mapping[str, Any], seed: int) -> PromptTask:
+  options = {name: section[name] for name in ("n_topics", "n_actions", "noise", "capacity")}
+  book, rng = Rulebook(**options, seed=seed), np.random.default_rng([seed, 2])
+  parts = {
+    part: [Sample(case.text, case.action) for case in book.cases(rng, range(section["n_topics"]), n)]
+    for part, n in section["sizes"].items()
+  }
+  scripted = {"model": book.answer, "critic": book.criticise, "optimizer": book.optimize}
+  return PromptTask(ROLE, EMPTY, parts, lambda answer, target: answer == target, scripted)
+
+
+def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
+  """BIG-Bench-Hard (Suzgun et al. 2022, arXiv 2210.09261): a JSON file of `examples` with `input` and `target`."""
+  path = _file(section)
+  try:
+    found = [Sample(x["input"], x["target"]) for x in json.loads(path.read_text("utf-8"))["examples"]]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path} is no file of BIG-Bench-Hard: {error!r}") from None
+  initial = "Answer the question. End with `Answer: ` and nothing but the answer."
+  return PromptTask("system prompt of the model that answers", initial, _split(found, section, seed), is_same_answer)
+
+
+def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
+  """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): lines of `question` and `answer`, whose result follows `####`."""
+  path, found = _file(section), []
+  for number, record in read_jsonl(path):
+    if not {"question", "answer"} <= record.keys() or "####" not in str(record["answer"]):
+      raise ValueError(f"{path}, line {number}: a line of GSM8K has a question, and an answer with ####")
+    found.append(Sample(record["question"], record["answer"].split("####")[1].strip().replace(",", "")))
+  initial = "Solve the problem. End with `Answer: ` and nothing but the number."
+  return PromptTask("system prompt of the model that calculates", initial, _split(found, section, seed), is_same_answer)
+
+
+def is_same_answer(answer: str, target: str) -> bool:
+  """Tell whether an answer ends with the target: what follows its last `Answer:`, else its last number or choice."""
+  stated = re.findall(r"answer(?: is)?[:\s]+([^\n]+)", answer, re.IGNORECASE)
+  where = stated[-1] if stated else answer
+  found = re.findall(r"\([A-Z]\)|-?\d[\d,]*\.?\d*", where)
+  said = found[-1] if found else where
+  return _plain(said) == _plain(target)
+
+
+def _plain(text: str) -> str:
+  text = text.strip().strip(".`*").replace(",", "").casefold()
+  return re.sub(r"\.0+$", "", text)
+
+
+def _file(section: Mapping[str, Any]) -> Path:
+  if not section["path"]:
+    raise ValueError(f"config.task.path is empty; give the file of {section['name']}: --config.task.path=FILE")
+  path = Path(section["path"])
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} does not exist; give the file of {section['name']} by --config.task.path=FILE")
+  return path
+
+
+def _split(found: Sequence[Sample], section: Mapping[str, Any], seed: int) -> dict[str, list[Sample]]:
+  """Deal cases to parts of the config's sizes. Raises ValueError if there are too few."""
+  sizes = dict(section["sizes"])
+  if sum(sizes.values()) > len(found):
+    raise ValueError(f"config.task.sizes = {sizes} are more than the {len(found)} cases of {section['path']}")
+  order, parts, start = np.random.default_rng(seed).permutation(len(found)), {}, 0
+  for part, n in sizes.items():
+    parts[part] = [found[i] for i in order[start : start + n]]
+    start += n
+  return parts

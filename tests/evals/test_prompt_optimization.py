@@ -1,0 +1,209 @@
+"""Optimizing a prompt from the command line: it learns, goes on where it was stopped, and says what it did."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.gradient_rag import get_config
+from selfrag_jax.evals import prompt_optimization
+from selfrag_jax.evals.prompt_page import diff
+from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
+from selfrag_jax.textgrad.endpoint import OpenAIEngine
+from selfrag_jax.textgrad.limits import BudgetError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def config(steps=12, **changes):
+  made = get_config().to_dict()
+  made["task"] |= {"n_topics": 6, "capacity": 6, "noise": 0.2, "sizes": {"train": 60, "valid": 30, "test": 60}}
+  made["optimizer"]["steps"] = steps
+  return {**made, **changes}
+
+
+def optimize(workdir, *arguments, **changes):
+  workdir.mkdir(exist_ok=True)
+  return prompt_optimization.run(prompt_optimization.build(config(*arguments, **changes)), workdir)
+
+
+def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys):
+  report = optimize(tmp_path / "run", 25)
+  assert report["test.initial"] == 0
+  assert report["test.final"] > 0.9
+  assert report["test.difference_interval"][0] > 0.8
+  assert (tmp_path / "run" / "prompt.txt").read_text() == report["prompt"] + "\n"
+  assert "0.000 ->" in capsys.readouterr().out
+  page = (tmp_path / "run" / "report.html").read_text()
+  assert "<ins>" in page
+  assert "past critiques shown" in page
+  assert "&lt;PAST_FEEDBACK similarity=" in page
+  assert "data:image/png;base64," in page
+  lines = (tmp_path / "run" / "prompt_optimization.csv").read_text().splitlines()
+  assert lines[0] == "step,right,cases,valid,accepted,delta,tokens"
+  assert len(lines) == 1 + 1 + 25
+
+
+@pytest.mark.parametrize("memory", ["none", "window", "retrieval"])
+def test_a_run_that_was_stopped_goes_on_the_same(tmp_path, memory):
+  whole = optimize(tmp_path / "whole", 12, memory=memory)
+  optimize(tmp_path / "parts", 5, memory=memory)
+  parts = optimize(tmp_path / "parts", 12, memory=memory)
+  assert [parts[name] for name in ("prompt", "valid", "test.right")] == [
+    whole[name] for name in ("prompt", "valid", "test.right")
+  ]
+
+
+def test_another_config_needs_another_folder(tmp_path):
+  optimize(tmp_path / "run", 2)
+  with pytest.raises(ValueError, match="another --workdir"):
+    optimize(tmp_path / "run", 2, seed=1)
+
+
+def test_worse_candidates_are_rejected_unless_told_otherwise(tmp_path):
+  def curve(name, reject_worse):
+    made = config(25)
+    made["task"] |= {"noise": 0.7, "n_topics": 12}
+    made["optimizer"]["reject_worse"] = reject_worse
+    (tmp_path / name).mkdir()
+    return prompt_optimization.run(prompt_optimization.build(made), tmp_path / name)["valid"]
+
+  assert all(b >= a for a, b in itertools.pairwise(curve("strict", True)))
+  assert any(b < a for a, b in itertools.pairwise(curve("loose", False)))
+
+
+def test_the_budget_stops_the_run_and_a_larger_one_goes_on(tmp_path):
+  budget = {**config()["budget"], "tokens": 15_000}
+  with pytest.raises(BudgetError, match="15,000"):
+    optimize(tmp_path / "run", 25, budget=budget)
+  state = json.loads((tmp_path / "run" / "state.json").read_text())
+  assert 0 < state["step"] < 25
+  assert state["account"]["prompt_tokens"] + state["account"]["completion_tokens"] <= 15_000
+  assert optimize(tmp_path / "run", 25)["test.final"] > 0.9
+
+
+def test_ways_to_remember_are_compared(tmp_path, capsys):
+  found = prompt_optimization.compare({name: config(6, memory=name) for name in ("retrieval", "none")}, tmp_path)
+  low, high = found["retrieval-none.interval"]
+  assert low <= found["retrieval-none"] <= high
+  assert found["retrieval-none"] == pytest.approx(found["retrieval.test"] - found["none.test"])
+  assert "retrieval - none" in capsys.readouterr().out
+  assert json.loads((tmp_path / "compare.json").read_text()) == found
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"memory": "all"}, "none, window, retrieval"),
+    ({"task": {"name": "sudoku"}}, "rulebook, bbh, gsm8k"),
+    ({"task": {"name": "bbh", "path": ""}}, "--config.task.path=FILE"),
+  ],
+)
+def test_settings_are_checked(change, message):
+  with pytest.raises(ValueError, match=message):
+    prompt_optimization.build(config(**change))
+
+
+def test_engines_behind_endpoints(tmp_path):
+  made = get_config("bbh").to_dict()
+  file = tmp_path / "task.json"
+  file.write_text(json.dumps({"examples": [{"input": f"{i} + 1?", "target": str(i + 1)} for i in range(300)]}))
+  made["task"]["path"] = str(file)
+  for part in made["engines"].values():
+    part |= {"name": "m", "base_url": "http://127.0.0.1:9/v1"}
+  experiment = prompt_optimization.build(made)
+  assert all(isinstance(engine, OpenAIEngine) for engine in experiment.engines.values())
+  assert experiment.engines["critic"].context_tokens == 32_768
+  assert {part: len(samples) for part, samples in experiment.task.parts.items()} == {
+    "train": 100,
+    "valid": 50,
+    "test": 100,
+  }
+  texts = [sample.text for samples in experiment.task.parts.values() for sample in samples]
+  assert len(set(texts)) == 250
+  made["engines"]["model"]["name"], made["engines"]["model"]["base_url"] = "scripted", ""
+  with pytest.raises(ValueError, match="no script"):
+    prompt_optimization.build(made)
+
+
+@pytest.mark.parametrize(
+  ("answer", "target", "right"),
+  [
+    ("I count 3 and 5. Answer: 8", "8", True),
+    ("Answer: 9\nNo. Answer: 8.", "8", True),
+    ("the answer is (B)", "(B)", True),
+    ("(A) or (B)? Answer: (A)", "(B)", False),
+    ("It is 1,200.00 in all", "1200", True),
+    ("8 of 9", "8", False),
+    ("", "8", False),
+    ("Answer: yes", "Yes", True),
+  ],
+)
+def test_what_counts_as_right(answer, target, right):
+  assert is_same_answer(answer, target) is right
+
+
+def test_files_of_tasks(tmp_path, shared_data):
+  section = {
+    "name": "bbh",
+    "path": str(shared_data / "textgrad_bbh" / "date_understanding.json"),
+    "sizes": {"train": 3},
+  }
+  (sample, *_) = make_task(section, 0).parts["train"]
+  assert sample.target.startswith("(")
+  section = {
+    "name": "gsm8k",
+    "path": str(next((shared_data / "textgrad_gsm8k").glob("*.jsonl"))),
+    "sizes": {"test": 1000},
+  }
+  assert all(float(sample.target) is not None for sample in make_task(section, 0).parts["test"])
+  with pytest.raises(ValueError, match=r"1001.*more than the 1000"):
+    make_task({**section, "sizes": {"test": 1001}}, 0)
+  (tmp_path / "bad.jsonl").write_text('{"question": "x"}\n')
+  with pytest.raises(ValueError, match=r"bad\.jsonl, line 1"):
+    make_task({**section, "path": str(tmp_path / "bad.jsonl")}, 0)
+  (tmp_path / "bad.json").write_text("[]")
+  with pytest.raises(ValueError, match=r"bad\.json is no file of BIG-Bench-Hard"):
+    make_task({"name": "bbh", "path": str(tmp_path / "bad.json"), "sizes": {}}, 0)
+  with pytest.raises(FileNotFoundError, match="nowhere"):
+    make_task({"name": "bbh", "path": "nowhere", "sizes": {}}, 0)
+
+
+def test_diff_marks_words_and_escapes_them():
+  assert diff("be <b> brief", "be very <b> clear") == ("be<ins> very</ins> &lt;b&gt;<del> brief</del><ins> clear</ins>")
+
+
+def launch(workdir, *flags, **options):
+  command = [sys.executable, ROOT / "launch" / "optimize_prompt.py", f"--config={ROOT / 'configs' / 'gradient_rag.py'}"]
+  return subprocess.Popen(
+    [*command, f"--workdir={workdir}", *flags], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+  )
+
+
+def test_the_launcher_goes_on_after_kill_9(tmp_path):
+  flags = ["--config.optimizer.steps=30", "--config.task.n_topics=8"]
+  process = launch(tmp_path / "run", *flags)
+  state = tmp_path / "run" / "state.json"
+  while not state.exists() and process.poll() is None:
+    time.sleep(0.05)
+  os.kill(process.pid, signal.SIGKILL)
+  process.communicate()
+  assert json.loads(state.read_text())["step"] < 30
+  process = launch(tmp_path / "run", *flags)
+  out, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  assert "report.html" in out
+  assert len(json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())["valid"]) == 31
+
+
+def test_mistakes_at_the_launcher_are_one_line(tmp_path):
+  process = launch(tmp_path / "run", "--compare=retrieval,al")
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert err.splitlines()[-1] == "error: config.memory = 'al'; one of none, window, retrieval"
