@@ -20,7 +20,7 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
     raise ValueError(f"configs/gradient_rag.py has the variants rulebook, bbh and gsm8k, not {variant!r}")
   is_scripted = variant == "rulebook"
   engine = scripted() if is_scripted else endpoint()
-  rulebook = {"n_topics": 24, "n_actions": 20, "noise": 0.4, "capacity": 16}
+  rulebook = {"n_topics": 24, "n_actions": 20, "noise": 0.4, "capacity": 24}
   sizes = {"train": 240, "valid": 100, "test": 300} if is_scripted else {"train": 100, "valid": 50, "test": 100}
   return ml_collections.ConfigDict(
     {
@@ -32,7 +32,7 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
       "memory": "retrieval",  # none, window or retrieval
       "rag": {"k": 12, "tokens": 1500, "past_tokens": 500, "merge": "concatenate", "min_score": 0.1, "min_ratio": 0.75},
       "optimizer": {
-        "steps": 100 if is_scripted else 30,
+        "steps": 60 if is_scripted else 30,
         "batch_size": 3,
         "reject_worse": True,  # on validation
         "constraints": (),
