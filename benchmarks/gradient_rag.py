@@ -10,7 +10,7 @@ rules: memory cannot help and must not hurt), `weak` (a critic that is wrong mor
 (steady with room for N of the 60 rules: how much a prompt must forget). Prints the mean score over the seeds, each
 arm's paired difference to retrieval with its bootstrap interval, the share of tokens that showing the past adds to all
 calls, and the milliseconds that remembering takes a step. Writes the figures as JSON with --output. The defaults take
-about 20 minutes on two cores.
+about five minutes on two cores.
 """
 
 import concurrent.futures
