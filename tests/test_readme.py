@@ -11,6 +11,7 @@ import numpy as np
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.text.tokenizer import ByteTokenizer
+from selfrag_jax.textgrad import SingletonBackwardEngine
 from selfrag_jax.train import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_python_of_the_readme_runs(monkeypatch, tmp_path, capsys):
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(SingletonBackwardEngine, "_engine", None)  # the README sets one: it goes when the test ends
   tokenizer = ByteTokenizer()
   sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2, "ssm_state": 8, "ssm_head_dim": 16}
   config = ModelConfig(tokenizer.vocab_size, block_pattern="MT", **sizes)

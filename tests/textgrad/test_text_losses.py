@@ -98,7 +98,8 @@ def test_ordered_fields_are_checked():
     tg.MultimodalLLMCall(engine())(["x"])
 
 
-def test_no_engine_is_said_so():
+def test_no_engine_is_said_so(monkeypatch):
+  monkeypatch.setattr(tg.SingletonBackwardEngine, "_engine", None)
   with pytest.raises(ValueError, match="set_backward_engine"):
     tg.TextLoss("judge")
 
