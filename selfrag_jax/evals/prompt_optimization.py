@@ -20,7 +20,6 @@ from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, make_task
 from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
 
 MEMORIES = ("none", "window", "retrieval")
-CRITIC_HINT = "The right answer is {target}, the model answered {answer!r}."
 
 
 @dataclasses.dataclass
@@ -89,7 +88,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
         write_json(workdir / "state.json", state)
         bar.set_postfix(valid=state["history"][-1]["valid"], tokens=f"{experiment.account.tokens:,}")
         bar.update()
-    report = _report(experiment, state, prompt, optimizer)
+    report = _report(experiment, state, prompt)
   finally:
     if store is not None:
       store.close()
@@ -200,8 +199,8 @@ def _loss(experiment: Experiment, prompt: tg.Variable, sample: Sample, answer: s
   given = tg.CallableEngine([answer])
   case = tg.Variable(sample.text, requires_grad=False, role_description="case")
   response = tg.BlackboxLLM(given, prompt)(case)
-  hint = CRITIC_HINT.replace("{target}", sample.target).replace("{answer!r}", repr(answer))
-  judge = tg.StringBasedFunction(lambda answer: f"{sample.text}\n{hint}", "compares an answer with the right one")
+  verdict = f"{sample.text}\nThe right answer is {sample.target}, the model answered {answer!r}."
+  judge = tg.StringBasedFunction(lambda answer: verdict, "compares an answer with the right one")
   loss = judge({"answer": response})
   loss.loss_context = {"target": sample.target, "score": 0.0}
   return loss
@@ -216,7 +215,7 @@ def _batch(experiment: Experiment, step: int) -> list[Sample]:
   return [samples[orders[place // size][place % size]] for place in places.tolist()]
 
 
-def _report(experiment: Experiment, state: Mapping[str, Any], prompt: tg.Variable, optimizer: tg.TGD) -> dict[str, Any]:
+def _report(experiment: Experiment, state: Mapping[str, Any], prompt: tg.Variable) -> dict[str, Any]:
   first, last = (experiment.scores(text, "test") for text in (experiment.task.initial, prompt.get_value()))
   return {
     "config": state["config"],

@@ -229,7 +229,7 @@ def _publish(retriever: BaseRetriever, root: Path) -> None:
 
 @contextlib.contextmanager
 def _on_host_0(failure: str) -> Iterator[None]:
-  """Let the other hosts wait for what host 0 does, and raise RuntimeError in them when it raises."""
+  """Let the other hosts wait for what host 0 does, and raise OSError in them when it raises."""
   error: BaseException | None = None
   try:
     yield

@@ -9,17 +9,8 @@ from selfrag_jax.textgrad.engine import MeteredEngine
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 
 OLLAMA = "http://localhost:11434/v1"
-PREFIXES = (
-  "gpt-",
-  "chatgpt-",
-  "o1",
-  "o3",
-  "o4",
-  "claude-",
-  "gemini-",
-  "openai/",
-  "anthropic/",
-)  # names taken as models
+PREFIXES = ("gpt-", "chatgpt-", "o1", "o3", "o4", "claude-", "gemini-", "openai/")  # names that are taken as models
+NO_KEY = "none"  # what is sent where there is no key: never that of another endpoint
 ENDPOINTS = {  # prefix -> address, name of the environment variable with the key
   "claude-": ("https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
   "gemini-": ("https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),
@@ -60,7 +51,7 @@ class OpenAIEngine(MeteredEngine):
     if not self._key:
       if self.base_url is None:
         raise ValueError("no key: set the environment variable OPENAI_API_KEY, or give the base_url of your own server")
-      self._key = "none"
+      self._key = NO_KEY
     self._timeout, self._max_retries = timeout, max_retries
     self._client: Any = None
     self._lock = threading.Lock()
@@ -109,15 +100,16 @@ class OpenAIEngine(MeteredEngine):
 def get_engine(engine_name: str, **options: Any) -> OpenAIEngine:
   """Return the engine of a name: that of a model, `ollama-MODEL`, or `experimental:MODEL` as TextGrad has it.
 
-  `options` are those of `OpenAIEngine`; `cache`, a file, an `EngineCache` or None, goes with `experimental:` alone, as
-  in TextGrad. Raises ValueError for a name that is none, or a cache that is none.
+  `options` are those of `OpenAIEngine`; `cache`, a file, an `EngineCache`, anything with `get` and `set`, or None, goes
+  with `experimental:` alone, as in TextGrad. The key is that of the endpoint's own environment variable. Raises
+  ValueError for a name that is none, or a cache that is none.
   """
   is_experimental = engine_name.startswith("experimental:")
   name = engine_name.removeprefix("experimental:")
   if "cache" in options:
     options["cache"] = _cache(options["cache"], engine_name, is_experimental)
   if name.startswith("ollama-"):
-    return OpenAIEngine(name.removeprefix("ollama-"), OLLAMA, **options)
+    return OpenAIEngine(name.removeprefix("ollama-"), OLLAMA, **{"api_key": NO_KEY, **options})
   if not name.startswith(PREFIXES):
     raise ValueError(
       f"unknown engine {engine_name!r}: give a model such as 'gpt-4o-mini' or 'ollama-qwen3', "
@@ -125,7 +117,7 @@ def get_engine(engine_name: str, **options: Any) -> OpenAIEngine:
     )
   for prefix, (url, variable) in ENDPOINTS.items():
     if name.startswith(prefix):
-      options = {"base_url": url, "api_key": os.environ.get(variable), **options}
+      options = {"base_url": url, "api_key": os.environ.get(variable, NO_KEY), **options}
   return OpenAIEngine(name.removeprefix("openai/"), **options)
 
 
@@ -140,9 +132,18 @@ def _cache(cache: Any, name: str, is_experimental: bool) -> Any:
     return None
   if isinstance(cache, (str, os.PathLike)):
     return os.fspath(cache)
-  if hasattr(cache, "get") and (hasattr(cache, "put") or hasattr(cache, "set")):
+  if hasattr(cache, "get") and hasattr(cache, "put"):
     return cache
+  if hasattr(cache, "get") and hasattr(cache, "set"):
+    return _OtherCache(cache)
   raise ValueError(f"cache is a file, an EngineCache, True or False, not {type(cache).__name__}")
+
+
+class _OtherCache:
+  """A cache with `get` and `set`, such as diskcache's, under the names of ours."""
+
+  def __init__(self, cache: Any):
+    self.get, self.put = cache.get, cache.set
 
 
 def _part(part: str | bytes) -> dict[str, Any]:

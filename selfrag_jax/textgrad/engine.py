@@ -77,7 +77,7 @@ class MeteredEngine(EngineLM):
         f"a prompt of {prompt_tokens:,} tokens and an answer of up to {longest:,} exceed the context of "
         f"{self.model_string}, {self.context_tokens:,}: use_gradient_rag=True keeps prompts in a budget"
       )
-    key = self.cache.key(self.model_string, content, system_prompt, sampling) if self.cache else ""
+    key = EngineCache.key(self.model_string, content, system_prompt, sampling) if self.cache else ""
     if self.cache and (known := self.cache.get(key)) is not None:
       if self.account:
         self.account.note_cached()

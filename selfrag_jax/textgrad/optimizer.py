@@ -132,7 +132,7 @@ class TextualGradientDescent(Optimizer):
     return "\n".join(f"Constraint {i}: {text}" for i, text in enumerate(self.constraints, 1))
 
   def step(self) -> list[Update]:
-    """Improve every parameter. What was said is stored, and the texts change, only when all answers are there.
+    """Improve every parameter: what was said is stored first, and the texts change when all answers are there.
 
     Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and what the engine raises.
     """
@@ -251,6 +251,8 @@ class TextualGradientDescent(Optimizer):
       return
     began = time.perf_counter()
     for update in updates:
+      if update.candidate == update.before:  # nothing was tried, so nothing is known of what it was worth
+        continue
       self.store.note_outcome(update.stored, update.verdict.accepted, update.verdict.delta)
       self.store.note_use(update.past.ids, update.verdict.accepted)
     self.overhead_seconds += time.perf_counter() - began

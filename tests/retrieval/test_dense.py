@@ -64,3 +64,12 @@ def test_the_token_bag_weighs_rare_words_more():
 def test_an_unknown_backend_is_refused_at_once():
   with pytest.raises(ValueError, match="unknown backend 'faiss'"):
     DenseRetriever(backend="faiss")
+
+
+def test_vectors_stand_in_the_order_of_the_documents():
+  retriever = DenseRetriever(encoder=encoder, backend="numpy")
+  assert retriever.vectors.shape == (0, 0)
+  retriever.add_documents(documents(0, 10))
+  retriever.delete(["d3", "d7"])
+  retriever.add_documents(documents(20, 21))
+  np.testing.assert_array_equal(retriever.vectors, encoder([d.text for d in retriever.documents]))

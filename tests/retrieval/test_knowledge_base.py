@@ -396,13 +396,3 @@ def test_two_hosts_embed_their_shares(tmp_path, monkeypatch, own_encoder):
     asked[host] = own_encoder.asked
   assert asked == {1: texts[2:4] + texts[6:], 0: texts[:2] + texts[4:6]}
   np.testing.assert_array_equal(rows, letters(texts))
-
-
-def test_vectors_of_a_dense_retriever_stand_in_the_order_of_its_documents():
-  retriever = DenseRetriever(encoder=letters, backend="numpy")
-  letters.asked = []
-  assert retriever.vectors.shape == (0, 0)
-  retriever.add_documents([Document(str(i), content=word) for i, word in enumerate(WORDS)])
-  retriever.delete(["3", "7"])
-  retriever.add_documents([Document("new", content="zebra")])
-  np.testing.assert_array_equal(retriever.vectors, letters([d.text for d in retriever.documents]))

@@ -244,6 +244,26 @@ def test_names_of_engines(monkeypatch, tmp_path):
   assert "anthropic" in tg.get_engine("claude-x", api_key="k").base_url
 
 
+def test_keys_go_to_their_own_endpoint_only(monkeypatch):
+  monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
+  monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+  assert [tg.get_engine(name)._key for name in ("claude-x", "ollama-x", "gpt-x")] == ["none", "none", "of-openai"]
+  monkeypatch.setenv("ANTHROPIC_API_KEY", "of-anthropic")
+  assert tg.get_engine("claude-x")._key == "of-anthropic"
+
+
+def test_a_cache_of_another_library_is_used():
+  class Other(dict):
+    set = dict.__setitem__
+
+  with server((200, completion("once")), (500, "{}")) as (url, requests):
+    other = Other()
+    for _ in range(2):
+      e = tg.get_engine("experimental:gpt-x", base_url=url, api_key="k", cache=other, max_retries=0)
+      assert e("hi") == "once"
+  assert len(requests) == 1
+
+
 def test_import_is_quick_to_read_and_takes_no_jax():
   code = (
     "import sys; before = set(sys.modules)\nimport selfrag_jax.textgrad\n"

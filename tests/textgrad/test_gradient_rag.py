@@ -197,3 +197,16 @@ def test_outcomes_are_noted():
   assert update.past.ids == first.stored
   old = optimizer.store.search(optimizer.store.embed([tg.Critique(ROLE, "count them", "how many apples?")]), 1)[0][0]
   assert (old.uses, old.helped, old.accepted) == (1, 0, True)
+
+
+def test_a_step_that_tried_nothing_has_no_outcome():
+  p = failing("how many apples?", "count them")
+  optimizer = tg.TGD(
+    [p],
+    engine=tg.CallableEngine(["I cannot help with that."]),
+    on_bad_reply="keep",
+    accept=tg.HeldOut(lambda: 1.0),
+    use_gradient_rag=True,
+  )
+  optimizer.step()
+  assert optimizer.store.recent(1, role=ROLE)[0].accepted is None
