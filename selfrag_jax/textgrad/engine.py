@@ -4,9 +4,11 @@ import abc
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from selfrag_jax.textgrad.limits import (
   Account,
@@ -17,6 +19,9 @@ from selfrag_jax.textgrad.limits import (
   EngineError,
   estimate_tokens,
 )
+
+T = TypeVar("T")
+LOGGED = 1000  # prompts that a `CallableEngine` keeps
 
 
 class EngineLM(abc.ABC):
@@ -85,17 +90,16 @@ class MeteredEngine(EngineLM):
     with (self.account or Account()).spending(prompt_tokens, longest) as note:
       completion = self.complete(content, system_prompt, **sampling)
       note(completion)
-    if not isinstance(completion.text, str):
-      raise EngineError(f"{self.model_string} answered {type(completion.text).__name__}, not text")
+    text = _text(completion.text, self)
     if self.cache:
-      self.cache.put(key, completion.text)
-    return completion.text
+      self.cache.put(key, text)
+    return text
 
 
 class CallableEngine(MeteredEngine):
   """A function (content, system_prompt) -> text as an engine: a local model, or a script.
 
-  A list of answers is given out in its order, for tests; `calls` are the prompts that were asked.
+  A list of answers is given out in its order, for tests; `calls` are the last prompts that were asked.
   """
 
   def __init__(
@@ -110,11 +114,14 @@ class CallableEngine(MeteredEngine):
     self._answer = answer if callable(answer) else self._next
     self._log = threading.Lock()
     self.calls: list[tuple[Content, str | None]] = []
+    self._asked = 0
 
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
     """Ask the function."""
     with self._log:
       self.calls.append((content, system_prompt))
+      del self.calls[:-LOGGED]
+      self._asked += 1
     text = self._answer(content, system_prompt)
     return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
 
@@ -122,7 +129,7 @@ class CallableEngine(MeteredEngine):
     with self._log:
       for answer in self._answers or ():
         return answer
-    raise EngineError(f"the script of {self.model_string} has ended after {len(self.calls) - 1} answers")
+    raise EngineError(f"the script of {self.model_string} has ended after {self._asked - 1} answers")
 
 
 class Request(NamedTuple):
@@ -137,24 +144,54 @@ def ask_all(engine: EngineLM, requests: Sequence[Request]) -> Iterator[str]:
 
   When a call raises, the answers before it have been yielded, calls that have not begun are not made, and it raises.
   """
-  workers = min(len(requests), getattr(engine, "concurrency", EngineLM.concurrency))
+  calls = [functools.partial(engine, content, system_prompt=system) for content, system in requests]
+  for answer in at_once(calls, getattr(engine, "concurrency", EngineLM.concurrency)):
+    yield _text(answer, engine)
+
+
+def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
+  """Make calls in up to `workers` threads; yield what they return in the order of the calls.
+
+  The threads are daemons, which no executor of the standard library has: a program that is interrupted ends at once
+  instead of waiting for answers from the network.
+  """
+  workers = min(workers, len(calls))
   if workers <= 1:
-    for request in requests:
-      yield _text(engine(request.content, system_prompt=request.system_prompt), engine)
-    return
-  executor = concurrent.futures.ThreadPoolExecutor(workers, "engine")
-  try:
-    calls = [executor.submit(engine, content, system_prompt=system) for content, system in requests]
     for call in calls:
-      yield _text(call.result(), engine)
+      yield call()
+    return
+  futures: list[concurrent.futures.Future[T]] = [concurrent.futures.Future() for _ in calls]
+  waiting: queue.SimpleQueue[tuple[concurrent.futures.Future[T], Callable[[], T]]] = queue.SimpleQueue()
+  for item in zip(futures, calls, strict=True):
+    waiting.put(item)
+  is_over = threading.Event()
+
+  def work() -> None:
+    while not is_over.is_set():
+      try:
+        future, call = waiting.get_nowait()
+      except queue.Empty:
+        return
+      try:
+        future.set_result(call())
+      except BaseException as error:  # raised again where the result is asked for
+        future.set_exception(error)
+
+  for i in range(workers):
+    threading.Thread(target=work, name=f"engine-{i}", daemon=True).start()
+  try:
+    for future in futures:
+      while not concurrent.futures.wait([future], timeout=1.0).done:
+        pass  # a Ctrl-C in the moment before the wait begins is seen when it ends
+      yield future.result()
   finally:
-    executor.shutdown(wait=False, cancel_futures=True)
+    is_over.set()
 
 
 def _text(answer: Any, engine: EngineLM) -> str:
   if not isinstance(answer, str):
     raise EngineError(f"{getattr(engine, 'model_string', engine)} answered {type(answer).__name__}, not text")
-  return answer
+  return answer.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no UTF-8 file
 
 
 class SingletonBackwardEngine:

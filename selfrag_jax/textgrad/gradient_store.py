@@ -13,12 +13,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from selfrag_jax.files import write_json
+from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.textgrad.hashing import HashingEncoder
 
-FORMAT = 1
+FORMAT = 2
+_HEAD = b'{"id": "'  # of every line
 FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
 Encoder = Callable[[Sequence[str]], Any]
@@ -68,7 +69,8 @@ class PastCritique:
 class GradientStore:
   """Critiques with two embeddings each, that of the sample and that of the critique, in memory or in a folder.
 
-  Texts stay on disk: what is kept in memory does not depend on their length. One process writes to a folder, others
+  Texts stay on disk: what is kept in memory does not depend on their length. Those that were given up are taken out of
+  the file when they are more than the rest. One process writes to a folder, others
   may read; `kill -9` loses at most the critique that was being written. Near duplicates are counted, not added; a full
   store gives up what helped least, was used least and is oldest.
   """
@@ -105,12 +107,15 @@ class GradientStore:
     self._sample_weight, self._max_records = sample_weight, max_records
     self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
     self._lock = threading.RLock()
+    self._texts: BinaryIO
+    self._file: pathlib.Path | None
     self._total = np.zeros(2 * width)  # of the rows of all records
+    self._places: dict[str, tuple[int, int]] = {}  # id -> where its line begins, and its length
     settings = {"format": FORMAT, "encoder": name, "width": width}
     options: dict[str, Any] = {"backend": "numpy", "dedupe_threshold": dedupe_threshold}
     if path is None:
       self._memory = MemoryStore(2 * width, max_records, chunk_size=0, metric="dot", **options)
-      self._texts: BinaryIO = io.BytesIO()
+      self._file, self._texts = None, io.BytesIO()
       return
     folder = pathlib.Path(path)
     manifest = folder / "gradient_store.json"
@@ -129,10 +134,19 @@ class GradientStore:
       write_json(manifest, settings)
     self._max_records = self._memory.settings["max_chunks"]
     mode = "rb" if read_only else "r+b"
-    self._texts = open(folder / "critiques.jsonl", mode, buffering=0)  # noqa: SIM115
+    self._file = folder / "critiques.jsonl"
+    self._texts = open(self._file, mode, buffering=0)  # noqa: SIM115
+    end = self._find_lines()
+    if missing := len(set(self._memory.ids) - self._places.keys()):
+      self.close()
+      raise GradientStoreError(
+        f"{path} lacks the texts of {missing} critiques: it was damaged, or has changed while it was opened"
+      )
+    if not read_only:
+      self._texts.truncate(end)  # a line that was not written to its end
     self._total += self._memory.embeddings.sum(axis=0, dtype=np.float64)
     known = zip(self._memory.ids, self._memory.metadata, strict=True)
-    for id, facts in sorted(known, key=lambda item: item[1]["at"]):
+    for id, facts in sorted(known, key=lambda item: int(item[0])):
       self._note_recent(facts["role"], id)
 
   def __len__(self) -> int:
@@ -169,25 +183,24 @@ class GradientStore:
       return []
     rows = self.embed(critiques) if rows is None else rows
     self._make_room(len(critiques))
-    lines = [(json.dumps(dataclasses.asdict(c), ensure_ascii=False) + "\n").encode() for c in critiques]
-    start = self._texts.seek(0, os.SEEK_END)
-    try:
-      data = memoryview(b"".join(lines))
-      while data:  # a raw file may take a part
-        data = data[self._texts.write(data) :]
-    except BaseException:
-      self._texts.truncate(start)
-      raise
-    offsets = np.cumsum([start, *map(len, lines)]).tolist()
-    metadata = [
-      {"at": at, "size": len(line), "role": c.role, "step": c.step, **UNKNOWN}
-      for at, line, c in zip(offsets, lines, critiques, strict=False)
-    ]
-    new = [str(at) for at in offsets[:-1]]
+    first = int(next(reversed(self._places), "-1")) + 1
+    new = [str(first + i) for i in range(len(critiques))]
+    lines = [_line(id, c) for id, c in zip(new, critiques, strict=True)]
+    with self._lock:
+      start = self._texts.seek(0, os.SEEK_END)
+      try:
+        _write(self._texts, b"".join(lines))
+      except BaseException:
+        self._texts.truncate(start)
+        raise
+      self._note_places(start, new, lines)
+    metadata = [{"role": c.role, "step": c.step, **UNKNOWN} for c in critiques]
     ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata, ids=new)
     self._total += rows[[id == own for id, own in zip(ids, new, strict=True)]].sum(axis=0, dtype=np.float64)
     for id, critique in zip(ids, critiques, strict=True):
       self._note_recent(critique.role, id)
+    if len(self._places) > 2 * len(self._memory) + FEW:
+      self._compact()
     return ids
 
   def search(
@@ -242,12 +255,12 @@ class GradientStore:
 
   def read(self, id: str) -> Critique:
     """Read a critique. Raises KeyError for an unknown id."""
-    return self._read(self._memory.get(id).metadata)
-
-  def _read(self, metadata: Mapping[str, Any]) -> Critique:
     with self._lock:
-      self._texts.seek(metadata["at"])
-      return Critique(**json.loads(self._texts.read(metadata["size"])))
+      start, size = self._places[id]
+      self._texts.seek(start)
+      line = json.loads(self._texts.read(size))
+    del line["id"]
+    return Critique(**line)
 
   def _past(self, chunk: Chunk, similarity: float = 0.0) -> PastCritique:
     names = ("accepted", "delta", "uses", "helped", "step")
@@ -257,7 +270,7 @@ class GradientStore:
       similarity=similarity,
       count=chunk.count,
       vector=vector[len(vector) // 2 :],
-      read=lambda: self._read(chunk.metadata),
+      read=lambda: self.read(chunk.id),
       **{name: chunk.metadata[name] for name in names},
     )
 
@@ -269,6 +282,8 @@ class GradientStore:
 
   def _make_room(self, n: int) -> None:
     """Give up the least valuable, a twentieth at a time, before the store is full."""
+    if n > self._max_records:
+      raise ValueError(f"{n} critiques at once do not fit into a store of max_records={self._max_records}")
     if len(self._memory) + n <= self._max_records:
       return
     chunks = [self._memory.get(id) for id in self._memory.ids]
@@ -277,6 +292,46 @@ class GradientStore:
     count = max(len(chunks) + n - self._max_records, len(chunks) // 20)
     self._memory.delete([chunk.id for chunk in chunks[:count]])
     self._total = self._memory.embeddings.sum(axis=0, dtype=np.float64)
+
+  def _compact(self) -> None:
+    """Leave out the texts of what was given up; the file takes the place of the old one in one step."""
+    with self._lock:
+      kept = [id for id in self._places if id in self._memory]
+      lines = [_line(id, self.read(id)) for id in kept]
+      if self._file is None:
+        self._texts = io.BytesIO(b"".join(lines))
+      else:
+        write_bytes_atomic(str(self._file), b"".join(lines))
+        self._texts.close()
+        self._texts = open(self._file, "r+b", buffering=0)  # noqa: SIM115
+      self._places = {}
+      self._note_places(0, kept, lines)
+
+  def _note_places(self, start: int, ids: Sequence[str], lines: Sequence[bytes]) -> None:
+    for id, line in zip(ids, lines, strict=True):
+      self._places[id] = start, len(line)
+      start += len(line)
+
+  def _find_lines(self) -> int:
+    """Note where each line begins; return the end of the last whole one."""
+    start = 0
+    with open(str(self._file), "rb") as file:
+      for line in file:
+        if not line.endswith(b"\n"):
+          break
+        self._note_places(start, [line[len(_HEAD) : line.index(b'"', len(_HEAD))].decode()], [line])
+        start += len(line)
+    return start
+
+
+def _line(id: str, critique: Critique) -> bytes:
+  return (json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False) + "\n").encode()
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+  view = memoryview(data)
+  while view:  # a raw file may take a part
+    view = view[file.write(view) :]
 
 
 def _value(chunk: Chunk, newest: int) -> float:

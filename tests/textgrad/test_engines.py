@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -271,3 +272,32 @@ def test_import_is_quick_to_read_and_takes_no_jax():
     "assert not heavy, heavy"
   )
   subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark(tmp_path):
+  with server((200, completion("bad \ud800 text"))) as (url, _):
+    text = engine(url, cache=str(tmp_path / "answers"))("hi")
+  assert text == "bad ? text"
+
+
+INTERRUPTED = """
+import signal, threading, time
+import selfrag_jax.textgrad as tg
+
+all_there = threading.Barrier(5)
+def slow(content, system):
+  all_there.wait()
+  time.sleep(600)
+prompt = tg.Variable("p", role_description="prompt")
+model = tg.BlackboxLLM(tg.CallableEngine(lambda c, s: "a"), prompt)
+answers = [model(tg.Variable(str(i), requires_grad=False, role_description="case")) for i in range(4)]
+threading.Thread(target=lambda: (all_there.wait(), print("asked", flush=True)), daemon=True).start()
+tg.sum(answers).backward(tg.CallableEngine(slow))
+"""
+
+
+def test_ctrl_c_does_not_wait_for_answers():
+  process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  assert process.stdout.readline() == b"asked\n"
+  process.send_signal(signal.SIGINT)
+  assert b"KeyboardInterrupt" in process.communicate(timeout=60)[1]

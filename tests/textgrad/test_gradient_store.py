@@ -106,6 +106,52 @@ def test_full_store_gives_up_what_helped_least():
   assert not kept & {37, 38, 39}
 
 
+def test_more_than_fit_at_once_are_refused():
+  store = tg.GradientStore(max_records=3)
+  with pytest.raises(ValueError, match=r"4 critiques at once .* max_records=3"):
+    store.add([critique(i) for i in range(4)])
+  assert len(store) == 0
+  assert len(store.add([critique(i) for i in range(3)])) == 3
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_texts_of_what_was_given_up_leave_the_file(tmp_path, on_disk):
+  path = str(tmp_path / "s") if on_disk else None
+  with tg.GradientStore(path, max_records=50, dedupe_threshold=None) as store:
+    for i in range(500):
+      store.add([critique(i)])
+      assert store.read(store.recent(1, role=ROLE)[0].id) == critique(i)
+      assert len(store._places) <= 2 * len(store) + 33
+    kept = {c.id: c.read() for c in store.recent(64, role=ROLE)}
+    assert all(found == critique(found.step) for found in kept.values())
+  if path:
+    assert len((tmp_path / "s" / "critiques.jsonl").read_text().splitlines()) <= 140
+    with tg.GradientStore(path, dedupe_threshold=None) as store:
+      assert {c.id: c.read() for c in store.recent(64, role=ROLE)} == kept
+      assert store.add([critique(500)])[0] not in kept
+
+
+def test_a_reader_keeps_what_it_opened_while_the_writer_compacts(tmp_path):
+  path = str(tmp_path / "s")
+  with tg.GradientStore(path, max_records=50, dedupe_threshold=None) as writer:
+    ids = [writer.add([critique(i)])[0] for i in range(40)]
+    with tg.GradientStore(path, read_only=True) as reader:
+      for i in range(40, 500):
+        writer.add([critique(i)])
+      assert ids[0] not in writer._places
+      assert [reader.read(id).step for id in ids] == list(range(40))
+
+
+def test_a_damaged_file_of_texts_is_refused(tmp_path):
+  path = tmp_path / "s"
+  with tg.GradientStore(str(path)) as store:
+    store.add([critique(i) for i in range(5)])
+  file = path / "critiques.jsonl"
+  file.write_bytes(file.read_bytes()[:-10])
+  with pytest.raises(tg.GradientStoreError, match="lacks the texts of 1 critiques"):
+    tg.GradientStore(str(path))
+
+
 def test_other_encoder_is_refused(tmp_path):
   path = str(tmp_path / "s")
   tg.GradientStore(path).close()
@@ -126,7 +172,7 @@ def test_version_is_checked(tmp_path):
   path = tmp_path / "s"
   tg.GradientStore(str(path)).close()
   manifest = path / "gradient_store.json"
-  manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+  manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 9'))
   with pytest.raises(tg.GradientStoreError, match="format 9"):
     tg.GradientStore(str(path))
 
