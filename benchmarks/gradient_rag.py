@@ -1,23 +1,37 @@
-"""Gradient-RAG beside other ways to remember critiques, on the Latent Rulebook: what is each worth at one token budget?
+"""Gradient-RAG beside other ways to remember critiques: what is each worth at one budget of tokens?
 
   python benchmarks/gradient_rag.py [--seeds=20] [--jobs=2] [--scenarios=return,steady,null,weak]
+  python benchmarks/gradient_rag.py --endpoint=http://localhost:11434/v1 --model=qwen3 --seeds=3 \\
+    --files=object_counting.json,date_understanding.json --steps=20
 
 Arms: `none` (the critiques of this step), `accumulate` (all critiques, until the context is full: its run ends
 there), `window` (the last), `random` (random ones of all), `retrieval`, and `oracle` (it knows the topics). Those that
-show the past do so within the same number of tokens. Scenarios: `return` (12 topics, then 48 others, then the 12 again:
-the first steps of the return), `steady` (60 topics, second half), `null` (a critic that never errs and room for all
-rules: memory cannot help and must not hurt), `weak` (a critic that is wrong more often than right), and `capacity=N`
-(steady with room for N of the 60 rules: how much a prompt must forget). Prints the mean score over the seeds, each
-arm's paired difference to retrieval with its bootstrap interval, the share of tokens that showing the past adds to all
-calls, and the milliseconds that remembering takes a step. Writes the figures as JSON with --output. The defaults take
-about five minutes on two cores.
+show the past do so within the same number of tokens. Where the package textgrad is installed (pip install
+textgrad==0.1.8), it runs as it is, as `textgrad`, which forgets the critiques of the step before, and as
+`textgrad_all`, which keeps them.
+
+Scenarios, on the Latent Rulebook with scripted models: `return` (12 topics, then 48 others, then the 12 again: the
+first steps of the return), `steady` (60 topics, second half), `null` (a critic that never errs and room for all rules:
+memory cannot help and must not hurt), `weak` (a critic that is wrong more often than right), and `capacity=N` (steady
+with room for N of the 60 rules: how much a prompt must forget). With --endpoint, the one scenario is `endpoint`: the
+same arms with a real model as model, critic and optimizer, on files of BIG-Bench-Hard, each a topic: the cases of
+--steps steps are of the first file, then of each other one, then of the first again; the last steps count.
+
+Prints the mean score over the seeds, each arm's paired difference to retrieval with its bootstrap interval, the share
+of tokens that showing the past adds to all calls, and the milliseconds that remembering takes a step. Writes the
+figures as JSON with --output. The defaults take about five minutes on two cores.
 """
 
 import concurrent.futures
+import functools
+import importlib.util
 import json
+import logging
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +42,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.metrics.statistics import bootstrap_difference
-from selfrag_jax.tasks.rulebook import EMPTY, ROLE, Rulebook
+from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
+from selfrag_jax.tasks.rulebook import EMPTY, ROLE, Case, Rulebook
+from selfrag_jax.textgrad.engine import at_once
 from selfrag_jax.textgrad.gradient_store import GradientStore, PastCritique
 
 SEEDS = flags.DEFINE_integer("seeds", 20, "Seeds, from 1000 on: none was used while anything was chosen.")
@@ -36,11 +52,18 @@ JOBS = flags.DEFINE_integer("jobs", 2, "Processes.")
 SCENARIOS = flags.DEFINE_list(
   "scenarios", ["return", "steady", "null", "weak", "capacity=12", "capacity=36", "capacity=60"], "Which of them."
 )
+ENDPOINT = flags.DEFINE_string("endpoint", None, "Address of a server that speaks OpenAI's protocol: real models.")
+MODEL = flags.DEFINE_string("model", "gpt-4o-mini", "Its model.")
+FILES = flags.DEFINE_list("files", [], "Files of BIG-Bench-Hard, for --endpoint.")
+STEPS = flags.DEFINE_integer("steps", 20, "Steps on each file, for --endpoint.")
+ANSWER = flags.DEFINE_integer("max_tokens", 1000, "Of each answer, for --endpoint.")
 OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 ARMS = ("none", "accumulate", "window", "random", "retrieval", "oracle")
+PEER = ("textgrad", "textgrad_all")
 CONTEXT = 8192  # tokens of the engine that optimizes
 BATCH, TEST, PAST = 3, 40, 400  # cases a step, cases that score each prompt, tokens of the past in a prompt
 OLD, OTHERS = range(12), range(12, 60)
+SAMPLES = 200  # of a file
 
 
 class RandomReplay(GradientStore):
@@ -60,20 +83,82 @@ class RandomReplay(GradientStore):
 class Oracle(GradientStore):
   """Finds the newest records of the cases' own topics."""
 
-  def __init__(self, book: Rulebook):
+  def __init__(self, world: "World"):
     super().__init__(dedupe_threshold=None)
-    self._book, self._ids, self.topics = book, {}, []
+    self._world, self._ids, self.topics = world, {}, []
 
   def add(self, critiques: list[tg.Critique], rows: np.ndarray | None = None) -> list[str]:
     """Note the topics."""
     ids = super().add(critiques, rows)
     for id, critique in zip(ids, critiques, strict=True):
-      self._ids.setdefault(self._book.topic_of(critique.sample), []).append(id)
+      self._ids.setdefault(self._world.topic_of(critique.sample), []).append(id)
     return ids
 
   def search(self, rows: np.ndarray, k: int, **_: Any) -> list[list[PastCritique]]:
     """Return the last k records of the topic of each row."""
     return [[self._past(self._memory.get(id), 1.0) for id in self._ids.get(t, [])[: -k - 1 : -1]] for t in self.topics]
+
+
+class World:
+  """The Latent Rulebook of a scenario: what is asked, and the scripted models."""
+
+  role, initial, batch, test = ROLE, EMPTY, BATCH, TEST
+
+  def __init__(self, name: str, seed: int):
+    """Make the book and the engines, and say which topics each step has and which steps count."""
+    settings, self.topics, self.counted = scenario(name)
+    self._book = Rulebook(seed=seed, **settings)
+    self.account = tg.Account()
+    limits = {"account": self.account, "concurrency": 1}
+    self.model = tg.CallableEngine(self._book.answer, **limits)
+    self.critic = tg.CallableEngine(self._book.criticise, **limits)
+    self.optimizer = tg.CallableEngine(self._book.optimize, context_tokens=CONTEXT, max_tokens=1000, **limits)
+    self.cases, self.topic_of, self.score = self._book.cases, self._book.topic_of, self._book.score
+
+  def is_right(self, answer: str, case: Case) -> bool:
+    """Tell whether an answer is right."""
+    return answer == case.action
+
+
+class RealWorld:
+  """Files of BIG-Bench-Hard, each a topic, and a model behind an endpoint in all three parts."""
+
+  batch, test = BATCH, TEST
+
+  def __init__(self, name: str, seed: int):
+    """Read the files."""
+    if not FILES.value:
+      raise ValueError("--endpoint needs --files=FILE,FILE: tasks of BIG-Bench-Hard")
+    sections = [{"name": "bbh", "path": path, "calls": 1, "sizes": {"all": SAMPLES}} for path in FILES.value]
+    tasks = [make_task(section, seed) for section in sections]
+    self.role, self.initial = tasks[0].texts[0].role, tasks[0].texts[0].initial
+    self._samples = [[Case(s.text, topic, s.target) for s in task.parts["all"]] for topic, task in enumerate(tasks)]
+    self._topic_of = {case.text: case.topic for cases in self._samples for case in cases}
+    order = [*range(len(tasks)), 0] if len(tasks) > 1 else [0, 0]
+    self.topics = [[topic] for topic in order for _ in range(STEPS.value)]
+    self.counted = slice(len(self.topics) - STEPS.value, len(self.topics))
+    self.account = tg.Account()
+    self.model = self.critic = self.optimizer = tg.OpenAIEngine(
+      MODEL.value, ENDPOINT.value, account=self.account, context_tokens=CONTEXT, max_tokens=ANSWER.value, concurrency=4
+    )
+
+  def cases(self, rng: np.random.Generator, topics: Sequence[int], n: int) -> list[Case]:
+    """Draw n cases of some of the topics."""
+    return [self._samples[int(t)][int(rng.integers(SAMPLES))] for t in rng.choice(np.asarray(topics), n)]
+
+  def topic_of(self, text: str) -> int:
+    """Return the file that a case came from."""
+    return self._topic_of[text]
+
+  def score(self, prompt: str, cases: Sequence[Case]) -> float:
+    """Ask the model."""
+    calls = [functools.partial(self.model, case.text, system_prompt=prompt) for case in cases]
+    answers = at_once(calls, self.model.concurrency)
+    return float(np.mean([self.is_right(answer, case) for answer, case in zip(answers, cases, strict=True)]))
+
+  def is_right(self, answer: str, case: Case) -> bool:
+    """Tell whether an answer is right."""
+    return is_same_answer(answer, case.action)
 
 
 def scenario(name: str) -> tuple[dict[str, Any], list[range], slice]:
@@ -89,55 +174,85 @@ def scenario(name: str) -> tuple[dict[str, Any], list[range], slice]:
   return {"capacity": capacity}, [everything] * 120, slice(60, 120)
 
 
+def peer() -> Any:
+  """Return the package textgrad and what makes one of its engines of ours."""
+  os.environ.setdefault("TEXTGRAD_LOG_DIR", tempfile.mkdtemp())  # it makes a folder when it is imported
+  os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+  import textgrad
+  from textgrad.autograd import StringBasedFunction
+  from textgrad.engine import EngineLM
+
+  textgrad.StringBasedFunction = StringBasedFunction
+  logging.getLogger("textgrad").propagate = False  # it has its own file
+
+  class Engine(EngineLM):
+    def __init__(self, engine: tg.EngineLM):
+      self.model_string, self._engine = engine.model_string, engine
+
+    def generate(self, prompt, system_prompt=None, **_):
+      return self._engine(prompt, system_prompt)
+
+    __call__ = generate
+
+  return textgrad, Engine
+
+
+def remembering(arm: str, world: World | RealWorld, seed: int) -> dict[str, Any]:
+  """Return the optimizer's arguments for a way to remember; none for those that show all critiques."""
+  if arm in ("accumulate", *PEER):
+    return {}
+  kinds = {"random": lambda: RandomReplay(seed), "oracle": lambda: Oracle(world)}
+  k = 12 if arm in kinds or arm == "retrieval" else 0
+  window = 12 if arm == "window" else 0
+  return {
+    "use_gradient_rag": True,
+    "gradient_store": kinds.get(arm, lambda: GradientStore(dedupe_threshold=None))(),
+    "rag": tg.RagConfig(tokens=4000, past_tokens=PAST, k=k, window=window, merge="concatenate"),
+  }
+
+
 def run(job: tuple[str, str, int]) -> dict[str, Any]:
   """Optimize one prompt from nothing; return its score, tokens, time, and the step that did not fit the context."""
   name, arm, seed = job
-  settings, topics, counted = scenario(name)
-  book, rng = Rulebook(seed=seed, **settings), np.random.default_rng([seed, 2])
-  account = tg.Account()
-  prompt = tg.Variable(EMPTY, role_description=ROLE)
-  limits = {"account": account, "concurrency": 1}
-  model = tg.BlackboxLLM(tg.CallableEngine(book.answer, **limits), prompt)
-  critic = tg.CallableEngine(book.criticise, **limits)
-  writer = tg.CallableEngine(book.optimize, context_tokens=CONTEXT, max_tokens=1000, **limits)
-  store = {"random": lambda: RandomReplay(seed), "oracle": lambda: Oracle(book)}.get(
-    arm, lambda: GradientStore(dedupe_threshold=None)
-  )()
-  rag = tg.RagConfig(
-    tokens=4000,
-    past_tokens=PAST,
-    k=12 if arm in ("random", "retrieval", "oracle") else 0,
-    window=12 if arm == "window" else 0,
-    merge="concatenate",
-  )
-  remembering = {"use_gradient_rag": True, "gradient_store": store, "rag": rag} if arm != "accumulate" else {}
-  optimizer = tg.TGD([prompt], engine=writer, **remembering)
+  world = RealWorld(name, seed) if name == "endpoint" else World(name, seed)
+  rng = np.random.default_rng([seed, 2])
+  lib, engine = peer() if arm in PEER else (tg, lambda engine: engine)
+  options = remembering(arm, world, seed)
+  store = options.get("gradient_store")
+  prompt = lib.Variable(world.initial, role_description=world.role)
+  model, critic = lib.BlackboxLLM(engine(world.model), prompt), engine(world.critic)
+  optimizer = lib.TextualGradientDescent([prompt], engine=engine(world.optimizer), **options)
   scores, full_at, steps = [], None, 0
-  for step, of in enumerate(topics):
-    cases, test = book.cases(rng, of, BATCH), book.cases(rng, of, TEST)
+  is_counted = set(range(len(world.topics))[world.counted])
+  for step, of in enumerate(world.topics):
+    cases, test = world.cases(rng, of, world.batch), world.cases(rng, of, world.test)
     losses, failed = [], []
     for case in cases:
-      answer = model(tg.Variable(case.text, requires_grad=False, role_description="case"))
-      if answer.value != case.action:
-        judge = tg.StringBasedFunction(lambda answer, case=case: f"{case.text}: not right", "tells whether it is right")
+      answer = model(lib.Variable(case.text, requires_grad=False, role_description="case"))
+      if not world.is_right(answer.value, case):
+        text = f"{case.text}: not right" + (f", it is {case.action}" if name == "endpoint" else "")
+        judge = lib.StringBasedFunction(lambda answer, text=text: text, "tells whether it is right")
         losses.append(judge({"answer": answer}))
         failed.append(case.topic)
     if losses and full_at is None:
-      if arm != "accumulate":
+      if arm not in ("accumulate", "textgrad_all"):
         optimizer.zero_grad()
-      tg.sum(losses).backward(critic)
-      if isinstance(store, Oracle):
-        store.topics = failed
       try:
+        lib.sum(losses).backward(critic)
+        if isinstance(store, Oracle):
+          store.topics = failed
         optimizer.step()
         steps += 1
       except tg.ContextBudgetError:
         full_at = step
-    scores.append(book.score(prompt.value, test))
+      except (tg.ReplyError, IndexError):  # an answer without a new version: the prompt stays
+        steps += 1
+    if step in is_counted:
+      scores.append(world.score(prompt.value, test))
   return {
-    "score": float(np.mean(scores[counted])),
-    "tokens": account.prompt_tokens,
-    "milliseconds": 1000 * optimizer.overhead_seconds / max(steps, 1),
+    "score": float(np.mean(scores)),
+    "tokens": world.account.prompt_tokens,
+    "milliseconds": 1000 * getattr(optimizer, "overhead_seconds", 0.0) / max(steps, 1),
     "full_at": full_at,
   }
 
@@ -146,11 +261,12 @@ def main(_: list[str]) -> None:
   """Run every arm of every scenario with the same seeds and compare."""
   began, report = time.time(), {}
   seeds = range(1000, 1000 + SEEDS.value)
+  arms = [*ARMS, *(PEER if importlib.util.find_spec("textgrad") else ())]
   with concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
-    for name in SCENARIOS.value:
-      jobs = [(name, arm, seed) for arm in ARMS for seed in seeds]
+    for name in ["endpoint"] if ENDPOINT.value else SCENARIOS.value:
+      jobs = [(name, arm, seed) for arm in arms for seed in seeds]
       found = dict(zip(jobs, pool.map(run, jobs), strict=True))
-      of = {arm: [found[name, arm, seed] for seed in seeds] for arm in ARMS}
+      of = {arm: [found[name, arm, seed] for seed in seeds] for arm in arms}
       report[name] = compare(of)
       print(f"\n{name}: {len(seeds)} seeds, {time.time() - began:.0f} s so far\n{table(report[name])}", flush=True)
   if OUTPUT.value:

@@ -1,40 +1,49 @@
-"""A prompt is optimized by textual gradients, with a memory of every critique that there ever was.
+"""Prompts or a program are improved by textual gradients, with a memory of every critique that there ever was.
 
   python launch/optimize_prompt.py --config=configs/gradient_rag.py
   python launch/optimize_prompt.py --config=configs/gradient_rag.py --compare=retrieval,window,none
   python launch/optimize_prompt.py --config=configs/gradient_rag.py:bbh --config.task.path=object_counting.json \\
     --config.engines.model.name=qwen3 --config.engines.model.base_url=http://localhost:11434/v1
 
-The default needs no network and takes seconds: the Latent Rulebook, whose model, critic (wrong in 40 % of its answers)
-and optimizer are scripted. `:bbh` and `:gsm8k` take the files of BIG-Bench-Hard and GSM8K, and models behind endpoints
-that speak OpenAI's protocol; the key is read from OPENAI_API_KEY. The critic and the optimizer should follow
-instructions well; the model may be small.
+Three variants need no network and take seconds to a minute; their critic is scripted, and wrong in 40 % of its answers:
+  rulebook (default)  the Latent Rulebook: a prompt has room for some of the rules that its cases need
+  pipeline            the same in two calls of the model, whose prompts are learned together
+  program             a Python function against unit tests; `task.path` takes a JSON file with another `program` and its
+                      `tests` (each a `call` and the literal `result`); name a critic and an optimizer for it. What the
+                      optimizer writes is run, with limits of time and memory, but in no sandbox
+Two take files, and models:
+  bbh, gsm8k          a file of BIG-Bench-Hard or GSM8K; with `task.calls=2`, a first call takes notes for the second
+
+An engine is a model behind an endpoint that speaks OpenAI's protocol, whose key is read from OPENAI_API_KEY, or
+`local:` and what launch/generate.py takes as --model, such as `local:smollm2-135m`. The critic and the optimizer should
+follow instructions well; the model may be small.
 """
 
 import ml_collections
 
+VARIANTS = ("rulebook", "pipeline", "program", "bbh", "gsm8k")
+
 
 def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
-  """Return the config: `rulebook`, `bbh` or `gsm8k`."""
-  if variant not in ("rulebook", "bbh", "gsm8k"):
-    raise ValueError(f"configs/gradient_rag.py has the variants rulebook, bbh and gsm8k, not {variant!r}")
-  is_scripted = variant == "rulebook"
-  engine = scripted() if is_scripted else endpoint()
-  rulebook = {"n_topics": 24, "n_actions": 20, "noise": 0.4, "capacity": 24}
-  sizes = {"train": 240, "valid": 100, "test": 300} if is_scripted else {"train": 100, "valid": 50, "test": 100}
+  """Return the config of a variant."""
+  if variant not in VARIANTS:
+    raise ValueError(f"configs/gradient_rag.py has the variants {', '.join(VARIANTS)}, not {variant!r}")
+  is_scripted = variant in ("rulebook", "pipeline", "program")
   return ml_collections.ConfigDict(
     {
       "experiment": "gradient_rag",
       "workdir": f"runs/gradient_rag_{variant}",
       "seed": 0,  # of the split and of the order of the cases
-      "task": {"name": variant, "path": "", "sizes": sizes, **(rulebook if is_scripted else {})},
-      "engines": {part: dict(engine) for part in ("model", "critic", "optimizer")},
+      "task": task(variant),
+      "engines": {
+        part: engine("scripted" if is_scripted else "gpt-4o-mini") for part in ("model", "critic", "optimizer")
+      },
       "memory": "retrieval",  # none, window or retrieval
       "rag": {"k": 12, "tokens": 1500, "past_tokens": 500, "merge": "concatenate", "min_score": 0.1, "min_ratio": 0.75},
       "optimizer": {
-        "steps": 60 if is_scripted else 30,
+        "steps": {"rulebook": 120, "pipeline": 60, "program": 20}.get(variant, 30),
         "batch_size": 3,
-        "reject_worse": True,  # on validation
+        "reject_worse": variant != "rulebook",  # on validation; without it, memory has more to do
         "constraints": (),
         "learning_rate": 1.0,  # how much of the words a step may change
         "gradient_memory": 0,
@@ -52,15 +61,28 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
   )
 
 
-def scripted() -> dict[str, object]:
-  """Return the engine of a task that brings its own."""
-  return {"name": "scripted", "base_url": ""}
-
-
-def endpoint() -> dict[str, object]:
-  """Return an engine behind an endpoint."""
+def task(variant: str) -> dict[str, object]:
+  """Return what is learned, and from how many cases."""
+  if variant == "program":
+    return {"name": "program", "path": "", "noise": 0.4, "sizes": {"train": 60, "valid": 30, "test": 60}}
+  if variant in ("bbh", "gsm8k"):
+    return {"name": variant, "path": "", "calls": 1, "sizes": {"train": 100, "valid": 50, "test": 100}}
+  few = variant == "pipeline"
   return {
-    "name": "gpt-4o-mini",
+    "name": "rulebook",
+    "calls": 2 if few else 1,
+    "n_topics": 8 if few else 60,
+    "n_actions": 20,
+    "noise": 0.4,  # of the critic
+    "capacity": 40 if few else 24,  # rules in a prompt
+    "sizes": {"train": 360, "valid": 100, "test": 300},
+  }
+
+
+def engine(name: str) -> dict[str, object]:
+  """Return an engine; a scripted one takes nothing but its name."""
+  return {
+    "name": name,
     "base_url": "",  # OpenAI's
     "temperature": 0.0,
     "max_tokens": 2000,

@@ -17,24 +17,19 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.evals import figures
+from selfrag_jax.evals.chat import BUCKET, ChatModel
 from selfrag_jax.files import write_bytes_atomic, write_json
-from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.sampling import GREEDY
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
-from selfrag_jax.model.lm import unstack
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 from selfrag_jax.tasks.search import pad_rows
-from selfrag_jax.text.chat import CHATML, render_for_completion
-from selfrag_jax.train.load import LoadedModel, load_model
+from selfrag_jax.train.load import load_model
 from selfrag_jax.train.settings import DocumentsConfig, settings
 
-_complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
 Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
-BUCKET = 256  # prompts are padded to a multiple, so that a few programs serve all
 
 
 @dataclasses.dataclass
@@ -43,7 +38,7 @@ class Experiment:
 
   config: dict[str, Any]
   settings: DocumentsConfig
-  model: LoadedModel
+  chat: ChatModel
   questions: dict[str, list[DocumentQuestion]]
 
 
@@ -59,10 +54,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
       raise ValueError(
         f"{name} has questions with {fewest + 1} documents, documents.n_documents asks for {max(section.n_documents)}"
       )
-  model = load_model(config["model"])
-  if model.tokenizer is None or "<|im_end|>" not in model.tokenizer.special:
-    raise ValueError(f"{config['model']} does not chat: it has no tokenizer with <|im_start|> and <|im_end|>")
-  return Experiment(config, section, model, questions)
+  chat = ChatModel(load_model(config["model"]), config["model"])
+  return Experiment(config, section, chat, questions)
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
@@ -135,35 +128,16 @@ def _begun(target: epath.Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]]:
   """Return the function that answers questions with documents: whether each was right, and how long its prompt was."""
-  section, loaded = experiment.settings, experiment.model
-  tokenizer = loaded.tokenizer
-  assert tokenizer is not None
-  flat = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
+  section = experiment.settings
 
   def answer(questions, shown):
     texts = [prompt(*pair) for pair in zip(questions, shown, strict=True)]
-    chats = ({"messages": [{"role": "user", "content": text}]} for text in texts)
-    prompts = [render_for_completion(tokenizer, chat, CHATML) for chat in chats]
-    scores = np.zeros(len(prompts))
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for start in range(0, len(by_length), section.batch_size):
-      part = by_length[start : start + section.batch_size]
-      width = -(-len(prompts[part[-1]]) // BUCKET) * BUCKET
-      rows = [prompts[i] for i in part] + [[]] * (section.batch_size - len(part))
-      tokens, lengths = pad_rows(rows, width)
-      written = _complete(
-        loaded.config,
-        flat,
-        tokens,
-        lengths,
-        jax.random.key(0),
-        max_new_tokens=section.max_new_tokens,
-        sampling=GREEDY,
-        stop_ids=(tokenizer.special["<|im_end|>"],),
-      )
-      for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):
-        scores[i] = substring_match(tokenizer.decode(row[:n], skip_special=True), questions[i].answers)
-    return [(float(score), len(ids)) for score, ids in zip(scores, prompts, strict=True)]
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    answers = experiment.chat.answer(turns, max_new_tokens=section.max_new_tokens, batch_size=section.batch_size)
+    return [
+      (float(substring_match(given.text, question.answers)), given.prompt_tokens)
+      for given, question in zip(answers, questions, strict=True)
+    ]
 
   return answer
 
@@ -173,8 +147,7 @@ def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion])
 
   Bags of token ids, weighted by how rare a token is among all documents of the file.
   """
-  tokenizer = experiment.model.tokenizer
-  assert tokenizer is not None
+  tokenizer = experiment.chat.tokenizer
   texts = dict.fromkeys(text for question in questions for text in (question.gold, *question.others))
   ids = {text: tokenizer.encode(text) for text in texts}
   size = tokenizer.vocab_size

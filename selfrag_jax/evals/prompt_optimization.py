@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 import time
@@ -17,9 +18,13 @@ from selfrag_jax.evals import prompt_page
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, make_task
-from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
+from selfrag_jax.tasks.rulebook import NOTES
+from selfrag_jax.textgrad.engine import EngineLM, at_once
 
 MEMORIES = ("none", "window", "retrieval")
+PROCESSES = 4  # unit tests that run at once
+LOCAL = "local:"  # before what `load_model` takes
+FIELDS = ("case", "notes")
 
 
 @dataclasses.dataclass
@@ -31,11 +36,32 @@ class Experiment:
   engines: dict[str, EngineLM]
   account: tg.Account
 
-  def scores(self, prompt: str, part: str) -> np.ndarray:
-    """Ask the model all cases of a part with this prompt; return which are right, f64 [N]."""
+  def texts(self, values: Sequence[str]) -> list[tg.Variable]:
+    """Return the task's texts with these values as variables."""
+    return [tg.Variable(v, role_description=t.role) for t, v in zip(self.task.texts, values, strict=True)]
+
+  def respond(self, texts: Sequence[tg.Variable], samples: Sequence[Sample]) -> list[tg.Variable]:
+    """Answer cases, several at once; the answers know which texts they came from."""
+    calls = [functools.partial(self._respond, texts, sample) for sample in samples]
+    return list(at_once(calls, PROCESSES if self.task.run_program else self.engines["model"].concurrency))
+
+  def _respond(self, texts: Sequence[tg.Variable], sample: Sample) -> tg.Variable:
+    case = tg.Variable(sample.text, requires_grad=False, role_description="case")
+    if (run_program := self.task.run_program) is not None:
+      test = tg.StringBasedFunction(lambda program, case: run_program(program.value, case.value), "runs a unit test")
+      return test({"program": texts[0], "case": case}, "what the program returned")
+    first, *others = texts
+    answer = tg.LLMCall(self.engines["model"], first)(case, "notes" if others else "answer")
+    for text in others:
+      call = tg.FormattedLLMCall(self.engines["model"], "{case}" + NOTES + "{notes}", dict.fromkeys(FIELDS), text)
+      answer = call({"case": case, "notes": answer}, "answer")
+    return answer
+
+  def scores(self, values: Sequence[str], part: str) -> np.ndarray:
+    """Answer all cases of a part with texts of these values; return which are right, f64 [N]."""
     samples = self.task.parts[part]
-    answers = ask_all(self.engines["model"], [Request(sample.text, prompt) for sample in samples])
-    return np.array([self.task.is_right(a, s.target) for a, s in zip(answers, samples, strict=True)], np.float64)
+    answers = self.respond(self.texts(values), samples)
+    return np.array([self.task.is_right(a.value, s.target) for a, s in zip(answers, samples, strict=True)], np.float64)
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
@@ -57,44 +83,51 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg.Account) -> EngineLM:
   options = {name: value for name, value in section.items() if name not in ("name", "base_url") and value is not None}
-  if section["name"] == "scripted":
+  name = section["name"]
+  if name == "scripted":
+    if part == "model" and task.run_program is not None:
+      return tg.CallableEngine([], "no model")  # programs need none
     if task.scripted is None:
       raise ValueError(f"config.engines.{part}.name is 'scripted', but this task has no script; name a model")
-    limits = {name: options[name] for name in ("context_tokens",) if name in options}
-    return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, **limits)
+    return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, concurrency=1)
+  if name.startswith(LOCAL):
+    from selfrag_jax.evals.chat import LocalEngine  # loads JAX
+
+    return LocalEngine(name.removeprefix(LOCAL), account=account, **options)
   if section["base_url"]:
-    return tg.OpenAIEngine(section["name"], section["base_url"], account=account, **options)
-  return tg.get_engine(section["name"], account=account, **options)
+    return tg.OpenAIEngine(name, section["base_url"], account=account, **options)
+  return tg.get_engine(name, account=account, **options)
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and the prompt as `prompt.txt`."""
+  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file."""
   workdir, config = epath.Path(workdir), experiment.config
   state = _read_state(workdir, experiment)
   experiment.account.restore(state["account"])
-  prompt = tg.Variable(state["prompt"], role_description=experiment.task.role)
+  texts = experiment.texts(state["texts"])
   began, before = time.time(), state["seconds"]
   remember = config["memory"] != "none"
   store = tg.GradientStore(str(workdir / "gradients")) if remember else None
   try:
-    optimizer = _optimizer(experiment, prompt, store)
+    optimizer = _optimizer(experiment, texts, store)
     optimizer.step_count = state["step"]
     steps = config["optimizer"]["steps"]
     with tqdm(total=steps, initial=state["step"], unit="step", desc="optimizing") as bar:
       while state["step"] < steps:
-        state["history"].append(_step(experiment, optimizer, prompt, state))
-        state |= {"step": state["step"] + 1, "prompt": prompt.get_value(), "account": experiment.account.state()}
+        state["history"].append(row := _step(experiment, optimizer, texts, state))
+        state |= {"step": state["step"] + 1, "texts": row["texts"], "account": experiment.account.state()}
         state["seconds"] = before + time.time() - began
         write_json(workdir / "state.json", state)
-        bar.set_postfix(valid=state["history"][-1]["valid"], tokens=f"{experiment.account.tokens:,}")
+        bar.set_postfix(valid=row["valid"], tokens=f"{experiment.account.tokens:,}")
         bar.update()
-    report = _report(experiment, state, prompt)
+    report = _report(experiment, state)
   finally:
     if store is not None:
       store.close()
   write_json(workdir / "prompt_optimization.json", report)
   write_bytes_atomic(workdir / "prompt_optimization.csv", _csv(state["history"]).encode())
-  write_bytes_atomic(workdir / "prompt.txt", (prompt.get_value() + "\n").encode())
+  for text in report["texts"]:
+    write_bytes_atomic(workdir / text["file"], (text["final"] + "\n").encode())
   prompt_page.write(workdir, report, state["history"])
   low, high = report["test.difference_interval"]
   print(
@@ -128,9 +161,9 @@ def _read_state(workdir: epath.Path, experiment: Experiment) -> dict[str, Any]:
   path = workdir / "state.json"
   config = json.loads(json.dumps(experiment.config))
   if not path.exists():
-    prompt = experiment.task.initial
-    history = [{"step": -1, "prompt": prompt, "valid": float(experiment.scores(prompt, "valid").mean())}]
-    begun = {"step": 0, "prompt": prompt, "seconds": 0.0, "account": experiment.account.state(), "history": history}
+    texts = [text.initial for text in experiment.task.texts]
+    history = [{"step": -1, "texts": texts, "valid": float(experiment.scores(texts, "valid").mean())}]
+    begun = {"step": 0, "texts": texts, "seconds": 0.0, "account": experiment.account.state(), "history": history}
     return {"config": config, **begun}
   state = json.loads(path.read_text())
   if _without_limits(state["config"]) != _without_limits(config):
@@ -143,7 +176,7 @@ def _without_limits(config: Mapping[str, Any]) -> dict[str, Any]:
   return {**config, "optimizer": {**config["optimizer"], "steps": None}, "budget": None}
 
 
-def _optimizer(experiment: Experiment, prompt: tg.Variable, store: tg.GradientStore | None) -> tg.TGD:
+def _optimizer(experiment: Experiment, texts: Sequence[tg.Variable], store: tg.GradientStore | None) -> tg.TGD:
   own = ("steps", "batch_size", "reject_worse")
   section = {name: x for name, x in experiment.config["optimizer"].items() if name not in own}
   remembering: dict[str, Any] = {}
@@ -152,9 +185,9 @@ def _optimizer(experiment: Experiment, prompt: tg.Variable, store: tg.GradientSt
     rag = {**rag, "k": 0, "window": rag["k"]} if experiment.config["memory"] == "window" else rag
     remembering = {"use_gradient_rag": True, "gradient_store": store, "rag": tg.RagConfig(**rag)}
   tolerance = 0.0 if experiment.config["optimizer"]["reject_worse"] else float("inf")
-  accept = tg.HeldOut(lambda: float(experiment.scores(prompt.get_value(), "valid").mean()), tolerance)
+  accept = tg.HeldOut(lambda: float(experiment.scores([text.value for text in texts], "valid").mean()), tolerance)
   return tg.TGD(
-    [prompt],
+    texts,
     engine=experiment.engines["optimizer"],
     accept=accept,
     **section,
@@ -162,46 +195,40 @@ def _optimizer(experiment: Experiment, prompt: tg.Variable, store: tg.GradientSt
   )
 
 
-def _step(experiment: Experiment, optimizer: tg.TGD, prompt: tg.Variable, state: Mapping[str, Any]) -> dict[str, Any]:
-  """Ask a batch, criticise what was wrong, and improve the prompt; return what happened."""
+def _step(
+  experiment: Experiment, optimizer: tg.TGD, texts: Sequence[tg.Variable], state: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Answer a batch, criticise what was wrong, and improve the texts together; return what happened."""
   batch = _batch(experiment, state["step"])
-  answers = list(ask_all(experiment.engines["model"], [Request(s.text, prompt.get_value()) for s in batch]))
-  wrong = [(s, a) for s, a in zip(batch, answers, strict=True) if not experiment.task.is_right(a, s.target)]
+  answers = experiment.respond(texts, batch)
+  wrong = [(s, a) for s, a in zip(batch, answers, strict=True) if not experiment.task.is_right(a.value, s.target)]
   row: dict[str, Any] = {"step": state["step"], "right": len(batch) - len(wrong), "cases": len(batch)}
+  optimizer.zero_grad()
   if wrong:
-    optimizer.zero_grad()
-    losses = [_loss(experiment, prompt, sample, answer) for sample, answer in wrong]
-    tg.sum(losses).backward(experiment.engines["critic"])
-  if not wrong or not prompt.gradients:
-    same = {name: state["history"][-1][name] for name in ("prompt", "valid")}
-    return {**row, **same, "accepted": None, "past": [], "critiques": []}
-  critiques = [gradient.get_value() for gradient in prompt.gradients]
-  (update,) = optimizer.step()
-  verdict = update.verdict
+    tg.sum([_loss(sample, answer) for sample, answer in wrong]).backward(experiment.engines["critic"])
+  if not all(text.gradients for text in texts):
+    return {**row, "texts": state["texts"], "valid": state["history"][-1]["valid"], "accepted": None}
+  critiques = [[gradient.get_value() for gradient in text.gradients] for text in texts]
+  updates = optimizer.step()
+  verdict = updates[0].verdict
   valid = verdict.after if verdict.accepted else verdict.before
-  if valid is None:  # the candidate was the present prompt
-    valid = state["history"][-1]["valid"]
   return {
     **row,
-    "prompt": prompt.get_value(),
-    "candidate": update.candidate,
-    "valid": valid,
+    "texts": [text.value for text in texts],
+    "candidates": [update.candidate for update in updates],
+    "valid": state["history"][-1]["valid"] if valid is None else valid,  # None: nothing was tried
     "accepted": verdict.accepted,
     "delta": verdict.delta,
     "critiques": critiques,
-    "past": update.past.lines,
+    "past": [update.past.lines for update in updates],
     "tokens": experiment.account.tokens,
   }
 
 
-def _loss(experiment: Experiment, prompt: tg.Variable, sample: Sample, answer: str) -> tg.Variable:
-  """Return the judgement of an answer that was given already, with its way back to the prompt."""
-  given = tg.CallableEngine([answer])
-  case = tg.Variable(sample.text, requires_grad=False, role_description="case")
-  response = tg.BlackboxLLM(given, prompt)(case)
-  verdict = f"{sample.text}\nThe right answer is {sample.target}, the model answered {answer!r}."
-  judge = tg.StringBasedFunction(lambda answer: verdict, "compares an answer with the right one")
-  loss = judge({"answer": response})
+def _loss(sample: Sample, answer: tg.Variable) -> tg.Variable:
+  """Return what is wrong with an answer."""
+  verdict = f"{sample.text}\nThe right answer is {sample.target}, this was {answer.value!r}."
+  loss = tg.StringBasedFunction(lambda answer: verdict, "compares an answer with the right one")({"answer": answer})
   loss.loss_context = {"target": sample.target, "score": 0.0}
   return loss
 
@@ -215,11 +242,14 @@ def _batch(experiment: Experiment, step: int) -> list[Sample]:
   return [samples[orders[place // size][place % size]] for place in places.tolist()]
 
 
-def _report(experiment: Experiment, state: Mapping[str, Any], prompt: tg.Variable) -> dict[str, Any]:
-  first, last = (experiment.scores(text, "test") for text in (experiment.task.initial, prompt.get_value()))
+def _report(experiment: Experiment, state: Mapping[str, Any]) -> dict[str, Any]:
+  initial = [text.initial for text in experiment.task.texts]
+  first, last = (experiment.scores(values, "test") for values in (initial, state["texts"]))
   return {
     "config": state["config"],
-    "prompt": prompt.get_value(),
+    "texts": [
+      {**text._asdict(), "final": final} for text, final in zip(experiment.task.texts, state["texts"], strict=True)
+    ],
     "test.initial": float(first.mean()),
     "test.final": float(last.mean()),
     "test.final_interval": list(bootstrap_interval(last)),

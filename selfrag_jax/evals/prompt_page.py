@@ -21,13 +21,17 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
   """Write `report.html`, one file with everything in it, and `prompt_optimization.png`."""
   figure = _figure(history)
   write_bytes_atomic(workdir / "prompt_optimization.png", figure)
-  tried = [(before, row) for before, row in itertools.pairwise(history) if row.get("candidate") is not None]
+  tried = [
+    (before, row)
+    for before, row in itertools.pairwise(history)
+    if row.get("candidates", before["texts"]) != before["texts"]
+  ]
   shown = tried if len(tried) <= SHOWN else [*tried[: SHOWN // 2], *tried[-SHOWN // 2 :]]
   low, high = report["test.difference_interval"]
   account = report["account"]
   numbers = [
-    ("test score of the first prompt", f"{report['test.initial']:.3f}"),
-    ("test score of the last prompt", f"{report['test.final']:.3f}"),
+    ("test score at first", f"{report['test.initial']:.3f}"),
+    ("test score in the end", f"{report['test.final']:.3f}"),
     ("difference, paired 95 % interval", f"{report['test.difference']:+.3f} [{low:+.3f}, {high:+.3f}]"),
     ("validation, first and last", f"{history[0]['valid']:.3f}, {history[-1]['valid']:.3f}"),
     ("steps, of which accepted", f"{len(history) - 1}, {sum(row.get('accepted') is True for row in history)}"),
@@ -36,13 +40,16 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
     ("cost", f"{account['cost']:.4f}"),
   ]
   parts = [
-    f"<h1>Optimizing the {html.escape(str(report['config']['task']['name']))} prompt</h1>",
+    f"<h1>{html.escape(str(report['config']['task']['name']))}: what criticism made of it</h1>",
     f'<img alt="Scores over the steps" src="data:image/png;base64,{base64.b64encode(figure).decode()}">',
     table(("", ""), numbers),
-    "<h2>The first prompt, and the last</h2>",
-    f"<pre>{html.escape(history[0]['prompt'])}</pre><pre>{html.escape(report['prompt'])}</pre>",
+    *(
+      f"<h2>{html.escape(text['role'])}: at first, and in the end</h2>"
+      f"<pre>{html.escape(text['initial'])}</pre><pre>{html.escape(text['final'])}</pre>"
+      for text in report["texts"]
+    ),
     f"<h2>Steps</h2><p>{len(shown)} of {len(tried)} steps that wrote a new version.</p>",
-    *(_step(before, row) for before, row in shown),
+    *(_step([text["role"] for text in report["texts"]], before, row) for before, row in shown),
   ]
   write_bytes_atomic(workdir / "report.html", render("Prompt optimization", parts))
 
@@ -60,19 +67,23 @@ def diff(old: str, new: str) -> str:
   return "".join(parts)
 
 
-def _step(before: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+def _step(roles: Sequence[str], before: Mapping[str, Any], row: Mapping[str, Any]) -> str:
   verdict = "accepted" if row["accepted"] else "rejected"
-  change = "" if row.get("delta") is None else f", validation {row['delta']:+.3f}"
-  said = "".join(f"<li>{html.escape(text)}" for text in row["critiques"])
-  past = "".join(f"<li>{html.escape(line)}" for line in row["past"])
-  remembered = (
-    f"<details><summary>{len(row['past'])} past critiques shown</summary><ul>{past}</ul></details>" if past else ""
-  )
-  return (
-    f"<h3>Step {row['step']}: {verdict}{change}; {row['right']} of {row['cases']} cases were right</h3>"
-    f"<details><summary>{len(row['critiques'])} critiques</summary><ul>{said}</ul></details>{remembered}"
-    f"<pre>{diff(before['prompt'], row['candidate'])}</pre>"
-  )
+  change = "" if row["delta"] is None else f", validation {row['delta']:+.3f}"
+  parts = [f"<h3>Step {row['step']}: {verdict}{change}; {row['right']} of {row['cases']} cases were right</h3>"]
+  per_text = zip(roles, before["texts"], row["candidates"], row["critiques"], row["past"], strict=True)
+  for role, old, new, critiques, past in per_text:
+    if len(roles) > 1:
+      parts.append(f"<h4>{html.escape(role)}</h4>")
+    parts.append(_folded(f"{len(critiques)} critiques", critiques))
+    parts.append(_folded(f"{len(past)} past critiques shown", past) if past else "")
+    parts.append(f"<pre>{diff(old, new)}</pre>")
+  return "".join(parts)
+
+
+def _folded(summary: str, lines: Sequence[str]) -> str:
+  items = "".join(f"<li>{html.escape(line)}" for line in lines)
+  return f"<details><summary>{summary}</summary><ul>{items}</ul></details>"
 
 
 def _figure(history: Sequence[Mapping[str, Any]]) -> bytes:

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfrag_jax.files import read_jsonl
-from selfrag_jax.tasks.rulebook import EMPTY, ROLE, Rulebook
+from selfrag_jax.tasks.programs import RomanNumerals, is_same_value, read_program, run_test
+from selfrag_jax.tasks.rulebook import EMPTY, ROLE, TOPIC_ROLE, Rulebook, RulebookPipeline
 
+ENDING = "End with `Answer: ` and nothing but"
+TAKE_NOTES = "Write down, in a few lines, what in this problem matters for its solution. Do not solve it."
 Answer = Callable[[Any, str | None], str]  # a scripted model: content, system prompt -> text
 
 
@@ -22,37 +25,66 @@ class Sample(NamedTuple):
   target: str
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptTask:
-  """A prompt that is to be improved, on cases of three parts.
+class Text(NamedTuple):
+  """A text that is to be improved: the file that it is written to, what it is for, and how it begins."""
 
-  `scripted` has the models `model`, `critic` and `optimizer` of a task that needs no network.
-  """
-
+  file: str
   role: str
   initial: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptTask:
+  """Texts that are to be improved together, on cases of three parts.
+
+  The texts are the system prompts of as many calls of a model, each of which sees the case and what the call before it
+  answered; or one program, if there is `run_program`: (program, case) -> what it returned. `scripted` has the models
+  `model`, `critic` and `optimizer` of a task that needs no network.
+  """
+
+  texts: tuple[Text, ...]
   parts: Mapping[str, Sequence[Sample]]  # train, valid, test
   is_right: Callable[[str, str], bool]
   scripted: Mapping[str, Answer] | None = None
+  run_program: Callable[[str, str], str] | None = None
 
 
 def make_task(section: Mapping[str, Any], seed: int) -> PromptTask:
-  """Make the task of a config: rulebook, bbh or gsm8k. Raises ValueError with the fix."""
-  makers = {"rulebook": _rulebook, "bbh": _bbh, "gsm8k": _gsm8k}
+  """Make the task of a config: rulebook, program, bbh or gsm8k. Raises ValueError with the fix."""
+  makers = {"rulebook": _rulebook, "program": _program, "bbh": _bbh, "gsm8k": _gsm8k}
   if section["name"] not in makers:
     raise ValueError(f"config.task.name = {section['name']!r}; one of {', '.join(makers)}")
+  if section.get("calls", 1) not in (1, 2):
+    raise ValueError(f"config.task.calls = {section['calls']}; a case is answered in 1 call or 2")
   return makers[section["name"]](section, seed)
 
 
 def _rulebook(section: Mapping[str, Any], seed: int) -> PromptTask:
   options = {name: section[name] for name in ("n_topics", "n_actions", "noise", "capacity")}
-  book, rng = Rulebook(**options, seed=seed), np.random.default_rng([seed, 2])
+  kind = Rulebook if section["calls"] == 1 else RulebookPipeline
+  book, rng = kind(**options, seed=seed), np.random.default_rng([seed, 2])
   parts = {
     part: [Sample(case.text, case.action) for case in book.cases(rng, range(section["n_topics"]), n)]
     for part, n in section["sizes"].items()
   }
   scripted = {"model": book.answer, "critic": book.criticise, "optimizer": book.optimize}
-  return PromptTask(ROLE, EMPTY, parts, lambda answer, target: answer == target, scripted)
+  texts = (Text("topics.txt", TOPIC_ROLE, EMPTY), Text("prompt.txt", ROLE, EMPTY))[-section["calls"] :]
+  return PromptTask(texts, parts, lambda answer, target: answer == target, scripted)
+
+
+def _program(section: Mapping[str, Any], seed: int) -> PromptTask:
+  """A program with unit tests: Roman numerals with a scripted critic, or a file that `read_program` reads."""
+  scripted: Mapping[str, Answer] | None = None
+  if section["path"]:
+    initial, tests = read_program(_file(section))
+    parts = _split([Sample(*test) for test in tests], section, seed)
+  else:
+    task, rng = RomanNumerals(section["noise"], seed), np.random.default_rng([seed, 2])
+    parts = {part: [Sample(*test) for test in task.tests(rng, n)] for part, n in section["sizes"].items()}
+    initial = task.PROGRAM
+    scripted = {"critic": task.criticise, "optimizer": task.optimize}
+  texts = (Text("program.py", "program that has to pass its unit tests", initial),)
+  return PromptTask(texts, parts, is_same_value, scripted, run_test)
 
 
 def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
@@ -62,8 +94,8 @@ def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
     found = [Sample(x["input"], x["target"]) for x in json.loads(path.read_text("utf-8"))["examples"]]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is no file of BIG-Bench-Hard: {error!r}") from None
-  initial = "Answer the question. End with `Answer: ` and nothing but the answer."
-  return PromptTask("system prompt of the model that answers", initial, _split(found, section, seed), is_same_answer)
+  last = Text("prompt.txt", "system prompt of the model that answers", f"Answer the question. {ENDING} the answer.")
+  return PromptTask(_with_notes(last, section), _split(found, section, seed), is_same_answer)
 
 
 def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
@@ -73,8 +105,13 @@ def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
     if not {"question", "answer"} <= record.keys() or "####" not in str(record["answer"]):
       raise ValueError(f"{path}, line {number}: a line of GSM8K has a question, and an answer with ####")
     found.append(Sample(record["question"], record["answer"].split("####")[1].strip().replace(",", "")))
-  initial = "Solve the problem. End with `Answer: ` and nothing but the number."
-  return PromptTask("system prompt of the model that calculates", initial, _split(found, section, seed), is_same_answer)
+  last = Text("prompt.txt", "system prompt of the model that calculates", f"Solve the problem. {ENDING} the number.")
+  return PromptTask(_with_notes(last, section), _split(found, section, seed), is_same_answer)
+
+
+def _with_notes(last: Text, section: Mapping[str, Any]) -> tuple[Text, ...]:
+  first = Text("notes.txt", "system prompt of the model that takes notes before the answer", TAKE_NOTES)
+  return (first, last)[-section["calls"] :]
 
 
 def is_same_answer(answer: str, target: str) -> bool:

@@ -6,6 +6,8 @@ and is wrong with the probability `noise`. The optimizer writes the rule that mo
 for, in a prompt of at most `capacity` rules. So whoever shows the optimizer more of what was said about this topic
 helps it: to outvote a wrong critique, and to bring back a rule that had to give way. All three are functions of the
 text of their prompt alone, as real models are.
+
+`RulebookPipeline` is the same in two calls, whose prompts are learned together.
 """
 
 import collections
@@ -16,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROLE = "rulebook of the assistant"
+ROLE, TOPIC_ROLE = "rulebook of the assistant", "rulebook of the assistant that names topics"
+NOTES = "\n\nNotes: "  # between a case and what an earlier call made of it
+FINE = "Nothing has to change here."
 EMPTY = "No rules yet."
 UNKNOWN = "I do not know"
 _CRITIQUE = re.compile(r"Cases of (\w+) call for (\w+)\.")
@@ -82,11 +86,12 @@ class Rulebook:
     The same prompt has the same answer, whatever was asked before: runs can be resumed, and calls made at once.
     """
     topic = self.topic_of(content)
-    action = self.actions[topic]
+    return f"Cases of {self.names[topic]} call for {self._said(content, self.actions[topic], self._actions)}."
+
+  def _said(self, content: str, right: str, others: Sequence[str]) -> str:
     rng = np.random.default_rng([self._seed, zlib.crc32(content.encode())])
-    if rng.random() < self.noise:
-      action = str(rng.choice([other for other in self._actions if other != action]))
-    return f"Cases of {self.names[topic]} call for {action}."
+    is_wrong = rng.random() < self.noise
+    return str(rng.choice([other for other in others if other != right])) if is_wrong else right
 
   def optimize(self, content: str, system_prompt: str | None) -> str:
     """Be the optimizer: write the rules that fail now, as most of all feedback in the prompt has it.
@@ -127,6 +132,31 @@ class Rulebook:
     """Return how many of the cases a prompt answers right, from 0 to 1."""
     book = rules(prompt)
     return float(np.mean([book.get(self.names[case.topic]) == case.action for case in cases]))
+
+
+class RulebookPipeline(Rulebook):
+  """The rulebook in two calls: rules of the first prompt lead from words to topics, of the second to actions."""
+
+  def answer(self, content: str, system_prompt: str | None) -> str:
+    """Be the model of either call: follow the first rule for a word of the case, or for what the notes name."""
+    case, _, notes = content.partition(NOTES)
+    book = rules(system_prompt or "")
+    return next((book[word] for word in (notes or case).split() if word in book), UNKNOWN)
+
+  def criticise(self, content: str, system_prompt: str | None) -> str:
+    """Be the critic: name the rule that the call lacked; what was right, or could not know, is not criticised."""
+    name = self.names[topic := self.topic_of(content)]
+    role = re.findall(r"<ROLE> (.*?) </ROLE>", content)[0]
+    (case, answer), *_ = re.findall(
+      r"<LM_INPUT> (.*?) </LM_INPUT>\s+<LM_OUTPUT> (.*?) </LM_OUTPUT>", content, re.DOTALL
+    ) or [("", "")]
+    _, _, notes = case.partition(NOTES)
+    if role == TOPIC_ROLE and answer != name:
+      word = next(word for word in case.split() if self._topic_of.get(word) == topic)
+      return f"Cases of {word} call for {self._said(content, name, self.names)}."
+    if role == ROLE and notes == name:
+      return f"Cases of {name} call for {self._said(content, self.actions[topic], self._actions)}."
+    return FINE if role in (TOPIC_ROLE, ROLE) else f"It is about {name}."
 
 
 def rules(prompt: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from selfrag_jax.textgrad.endpoint import OpenAIEngine, get_engine
 from selfrag_jax.textgrad.engine import (
   CallableEngine,
   EngineLM,
+  MeteredEngine,
   SingletonBackwardEngine,
   backward_engine,
   set_backward_engine,
@@ -58,6 +59,7 @@ __all__ = [
   "HeldOut",
   "ImageQALoss",
   "LLMCall",
+  "MeteredEngine",
   "Module",
   "MultiChoiceTestTime",
   "MultiFieldEvaluation",

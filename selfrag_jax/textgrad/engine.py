@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -150,10 +151,9 @@ def ask_all(engine: EngineLM, requests: Sequence[Request]) -> Iterator[str]:
 
 
 def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
-  """Make calls in up to `workers` threads; yield what they return in the order of the calls.
+  """Make calls in up to `workers` threads, this one among them; yield what they return in the order of the calls.
 
-  The threads are daemons, which no executor of the standard library has: a program that is interrupted ends at once
-  instead of waiting for answers from the network.
+  When a call raises, calls that have not begun are not made; what came before it is yielded, then it raises.
   """
   workers = min(workers, len(calls))
   if workers <= 1:
@@ -166,7 +166,7 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
     waiting.put(item)
   is_over = threading.Event()
 
-  def work() -> None:
+  def work(caught: type[BaseException]) -> None:
     while not is_over.is_set():
       try:
         future, call = waiting.get_nowait()
@@ -174,18 +174,48 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
         return
       try:
         future.set_result(call())
-      except BaseException as error:  # raised again where the result is asked for
+      except caught as error:  # raised again where the result is asked for
+        is_over.set()
         future.set_exception(error)
 
-  for i in range(workers):
-    threading.Thread(target=work, name=f"engine-{i}", daemon=True).start()
+  _helpers.do(functools.partial(work, BaseException), workers - 1)
   try:
+    work(Exception)  # a Ctrl-C comes here, and waits for nobody
     for future in futures:
       while not concurrent.futures.wait([future], timeout=1.0).done:
         pass  # a Ctrl-C in the moment before the wait begins is seen when it ends
       yield future.result()
   finally:
     is_over.set()
+
+
+class _Helpers:
+  """Threads that wait for work, as many as were ever asked for at once.
+
+  They are daemons, which no executor of the standard library has: a program that is interrupted ends at once instead of
+  waiting for answers from the network. And they stay: to start one takes longer than all else that a call costs.
+  """
+
+  def __init__(self) -> None:
+    self._lock, self._work, self._count = threading.Lock(), queue.SimpleQueue[Callable[[], None]](), 0
+
+  def do(self, work: Callable[[], None], times: int) -> None:
+    """Do some work in several threads, as soon as they are free."""
+    with self._lock:
+      for i in range(self._count, times):
+        threading.Thread(target=self._run, name=f"engine-{i}", daemon=True).start()
+      self._count = max(self._count, times)
+    for _ in range(times):
+      self._work.put(work)
+
+  def _run(self) -> None:
+    while True:
+      self._work.get()()
+
+
+_helpers = _Helpers()
+if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
+  os.register_at_fork(after_in_child=_helpers.__init__)
 
 
 def _text(answer: Any, engine: EngineLM) -> str:

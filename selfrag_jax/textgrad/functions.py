@@ -214,9 +214,11 @@ def _function_backward(
   response: Variable, inputs: Mapping[str, Variable], purpose: str, backward_engine: EngineLM
 ) -> list[Message]:
   """Ask for critiques of a function's inputs."""
-  shown = "\n\n".join(f"**{name}** ({v.get_role_description()}): {v.get_value()}" for name, v in inputs.items())
-  fields = {"function_purpose": purpose, "inputs": shown, "response_value": response.get_value()}
-  return _ask_critiques("function", response, fill(FUNCTION_CONVERSATION, **fields), [], shown)
+  shown = {name: f"**{name}** ({v.get_role_description()}): {v.get_value()}" for name, v in inputs.items()}
+  fields = {"function_purpose": purpose, "inputs": "\n\n".join(shown.values()), "response_value": response.get_value()}
+  # what is improved, such as a program, is the same in all samples
+  sample = [shown[name] for name, v in inputs.items() if not v.requires_grad] or shown.values()
+  return _ask_critiques("function", response, fill(FUNCTION_CONVERSATION, **fields), [], "\n\n".join(sample))
 
 
 def _ask_critiques(kind: str, response: Variable, conversation: str, images: list[bytes], sample: str) -> list[Message]:

@@ -1,5 +1,6 @@
 """What engines are told: TextGrad's tags and questions (arXiv 2406.07496), in words of our own."""
 
+import functools
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,14 @@ UPDATE_FORMAT = "Answer with {new_variable_start_tag}the improved variable{new_v
 
 def fill(template: str, **fields: str) -> str:
   """Put fields into a template of this module; braces and tags in the fields stay as they are."""
-  return re.sub(r"\{(\w+)\}", lambda found: fields.get(found[1], found[0]), template)
+  pieces = _pieces(template)
+  return "".join(fields.get(piece, f"{{{piece}}}") if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+@functools.lru_cache(64)
+def _pieces(template: str) -> list[str]:
+  """Split a template into what stands between the names of its fields, and those names."""
+  return re.split(r"\{(\w+)\}", template)
 
 
 def fill_format(format_string: str, fields: Mapping[str, str]) -> str:

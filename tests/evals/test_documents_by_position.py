@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.evals import documents
+from selfrag_jax.evals.chat import ChatModel
 from selfrag_jax.evals.documents import Experiment, build, conditions, make_answer, run
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import SamplingConfig
@@ -46,7 +47,7 @@ QUESTIONS = [
 @pytest.fixture
 def experiment():
   section = DocumentsConfig(n_documents=(2, 4), positions=4, top_k=1, max_new_tokens=6, batch_size=2)
-  loaded = LoadedModel(MODEL, PARAMS, {}, TOKENIZER)
+  loaded = ChatModel(LoadedModel(MODEL, PARAMS, {}, TOKENIZER), "model")
   return Experiment({"model": "tiny", "data": {"path": "there"}}, section, loaded, {"kv": QUESTIONS})
 
 

@@ -11,19 +11,30 @@ from pathlib import Path
 
 import pytest
 
+import selfrag_jax.textgrad as tg
 from configs.gradient_rag import get_config
 from selfrag_jax.evals import prompt_optimization
 from selfrag_jax.evals.prompt_page import diff
+from selfrag_jax.tasks.programs import run_test
 from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
+from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE
 from selfrag_jax.textgrad.endpoint import OpenAIEngine
 from selfrag_jax.textgrad.limits import BudgetError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def config(steps=12, **changes):
-  made = get_config().to_dict()
-  made["task"] |= {"n_topics": 6, "capacity": 6, "noise": 0.2, "sizes": {"train": 60, "valid": 30, "test": 60}}
+SIZES = {"train": 60, "valid": 30, "test": 60}
+SMALL = {
+  "rulebook": {"n_topics": 6, "capacity": 6, "noise": 0.2, "sizes": SIZES},
+  "pipeline": {"n_topics": 4, "capacity": 24, "noise": 0.2, "sizes": SIZES},
+  "program": {"sizes": {"train": 24, "valid": 8, "test": 8}},
+}
+
+
+def config(steps=12, variant="rulebook", **changes):
+  made = get_config(variant).to_dict()
+  made["task"] |= SMALL[variant]
   made["optimizer"]["steps"] = steps
   return {**made, **changes}
 
@@ -38,7 +49,7 @@ def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys):
   assert report["test.initial"] == 0
   assert report["test.final"] > 0.9
   assert report["test.difference_interval"][0] > 0.8
-  assert (tmp_path / "run" / "prompt.txt").read_text() == report["prompt"] + "\n"
+  assert (tmp_path / "run" / "prompt.txt").read_text() == report["texts"][0]["final"] + "\n"
   assert "0.000 ->" in capsys.readouterr().out
   page = (tmp_path / "run" / "report.html").read_text()
   assert "<ins>" in page
@@ -50,13 +61,36 @@ def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys):
   assert len(lines) == 1 + 1 + 25
 
 
+def test_two_prompts_of_a_pipeline_are_learned_together(tmp_path):
+  report = optimize(tmp_path / "run", 40, "pipeline")
+  assert report["test.initial"] == 0
+  assert report["test.final"] > 0.7
+  assert [text["file"] for text in report["texts"]] == ["topics.txt", "prompt.txt"]
+  for text in report["texts"]:
+    assert "For " in (tmp_path / "run" / text["file"]).read_text()
+  page = (tmp_path / "run" / "report.html").read_text()
+  assert page.count(f"<h4>{TOPIC_ROLE}</h4>") == page.count(f"<h4>{ROLE}</h4>") > 5
+
+
+def test_a_program_learns_to_pass_its_unit_tests(tmp_path):
+  report = optimize(tmp_path / "run", 12, "program")
+  assert report["test.initial"] < 0.5
+  assert report["test.final"] == 1
+  program = (tmp_path / "run" / "program.py").read_text()
+  assert run_test(program, "to_roman(3999)") == "'MMMCMXCIX'"
+  with tg.GradientStore(str(tmp_path / "run" / "gradients"), read_only=True) as store:
+    (critique, *_) = store.recent(1, role="program that has to pass its unit tests")
+    assert "to_roman(" in critique.read().sample
+    assert "def to_roman" not in critique.read().sample
+
+
 @pytest.mark.parametrize("memory", ["none", "window", "retrieval"])
 def test_a_run_that_was_stopped_goes_on_the_same(tmp_path, memory):
   whole = optimize(tmp_path / "whole", 12, memory=memory)
   optimize(tmp_path / "parts", 5, memory=memory)
   parts = optimize(tmp_path / "parts", 12, memory=memory)
-  assert [parts[name] for name in ("prompt", "valid", "test.right")] == [
-    whole[name] for name in ("prompt", "valid", "test.right")
+  assert [parts[name] for name in ("texts", "valid", "test.right")] == [
+    whole[name] for name in ("texts", "valid", "test.right")
   ]
 
 
@@ -101,8 +135,9 @@ def test_ways_to_remember_are_compared(tmp_path, capsys):
   ("change", "message"),
   [
     ({"memory": "all"}, "none, window, retrieval"),
-    ({"task": {"name": "sudoku"}}, "rulebook, bbh, gsm8k"),
-    ({"task": {"name": "bbh", "path": ""}}, "--config.task.path=FILE"),
+    ({"task": {"name": "sudoku"}}, "rulebook, program, bbh, gsm8k"),
+    ({"task": {"name": "rulebook", "calls": 3}}, "1 call or 2"),
+    ({"task": {"name": "bbh", "path": "", "calls": 1}}, "--config.task.path=FILE"),
   ],
 )
 def test_settings_are_checked(change, message):
@@ -154,6 +189,7 @@ def test_files_of_tasks(tmp_path, shared_data):
     "name": "bbh",
     "path": str(shared_data / "textgrad_bbh" / "date_understanding.json"),
     "sizes": {"train": 3},
+    "calls": 1,
   }
   (sample, *_) = make_task(section, 0).parts["train"]
   assert sample.target.startswith("(")
@@ -161,8 +197,11 @@ def test_files_of_tasks(tmp_path, shared_data):
     "name": "gsm8k",
     "path": str(next((shared_data / "textgrad_gsm8k").glob("*.jsonl"))),
     "sizes": {"test": 1000},
+    "calls": 2,
   }
-  assert all(float(sample.target) is not None for sample in make_task(section, 0).parts["test"])
+  task = make_task(section, 0)
+  assert all(float(sample.target) is not None for sample in task.parts["test"])
+  assert [text.file for text in task.texts] == ["notes.txt", "prompt.txt"]
   with pytest.raises(ValueError, match=r"1001.*more than the 1000"):
     make_task({**section, "sizes": {"test": 1001}}, 0)
   (tmp_path / "bad.jsonl").write_text('{"question": "x"}\n')
@@ -170,9 +209,9 @@ def test_files_of_tasks(tmp_path, shared_data):
     make_task({**section, "path": str(tmp_path / "bad.jsonl")}, 0)
   (tmp_path / "bad.json").write_text("[]")
   with pytest.raises(ValueError, match=r"bad\.json is no file of BIG-Bench-Hard"):
-    make_task({"name": "bbh", "path": str(tmp_path / "bad.json"), "sizes": {}}, 0)
+    make_task({"name": "bbh", "path": str(tmp_path / "bad.json"), "sizes": {}, "calls": 1}, 0)
   with pytest.raises(FileNotFoundError, match="nowhere"):
-    make_task({"name": "bbh", "path": "nowhere", "sizes": {}}, 0)
+    make_task({"name": "bbh", "path": "nowhere", "sizes": {}, "calls": 1}, 0)
 
 
 def test_diff_marks_words_and_escapes_them():

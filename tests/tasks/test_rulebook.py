@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.tasks.rulebook import EMPTY, ROLE, UNKNOWN, Rulebook, rules
+from selfrag_jax.tasks.rulebook import EMPTY, FINE, NOTES, ROLE, TOPIC_ROLE, UNKNOWN, Rulebook, RulebookPipeline, rules
 
 
 def optimize(book, variable, feedback):
@@ -88,3 +88,24 @@ def test_the_optimizer_of_the_package_learns_it():
         tg.sum(losses).backward()
         optimizer.step()
   assert book.score(prompt.value, book.cases(rng, range(4), 40)) == 1.0
+
+
+def test_the_pipeline_leads_from_words_to_topics_to_actions():
+  book = RulebookPipeline(n_topics=4, noise=0.0)
+  (case,) = book.cases(np.random.default_rng(0), [2], 1)
+  name, word = book.names[2], next(w for w in case.text.split() if w in book._words[2])
+  first, second = f"For {word}: {name}.", f"For {name}: {case.action}."
+  assert book.answer(case.text, first) == name
+  assert book.answer(case.text + NOTES + name, second) == case.action
+  assert book.answer(case.text, EMPTY) == book.answer(case.text + NOTES + UNKNOWN, second) == UNKNOWN
+
+  def said(role, case, answer):
+    return book.criticise(
+      f"<ROLE> {role} </ROLE> <LM_INPUT> {case} </LM_INPUT>\n\n<LM_OUTPUT> {answer} </LM_OUTPUT>", None
+    )
+
+  assert said(TOPIC_ROLE, case.text, UNKNOWN) == f"Cases of {word} call for {name}."
+  assert said(TOPIC_ROLE, case.text, name) == FINE
+  assert said(ROLE, case.text + NOTES + name, UNKNOWN) == f"Cases of {name} call for {case.action}."
+  assert said(ROLE, case.text + NOTES + book.names[1], UNKNOWN) == FINE
+  assert said("notes", case.text, UNKNOWN) == f"It is about {name}."

@@ -1,6 +1,7 @@
 """Engines: a real HTTP server that fails in every way, the account, the cache, the context."""
 
 import contextlib
+import functools
 import http.server
 import json
 import signal
@@ -11,7 +12,7 @@ import threading
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.textgrad.engine import Request, ask_all
+from selfrag_jax.textgrad.engine import Request, ask_all, at_once
 from selfrag_jax.textgrad.limits import estimate_tokens
 
 
@@ -301,3 +302,37 @@ def test_ctrl_c_does_not_wait_for_answers():
   assert process.stdout.readline() == b"asked\n"
   process.send_signal(signal.SIGINT)
   assert b"KeyboardInterrupt" in process.communicate(timeout=60)[1]
+
+
+FORKED = """
+import os, threading
+from selfrag_jax.textgrad.engine import at_once
+barrier = threading.Barrier(4, timeout=60)
+def all_at_once():
+  return list(at_once([barrier.wait] * 4, 4))
+assert sorted(all_at_once()) == [0, 1, 2, 3]
+child = os.fork()
+if child == 0:
+  os._exit(0 if sorted(all_at_once()) == [0, 1, 2, 3] else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_calls_are_made_at_once_in_a_forked_process_too():
+  subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=120)
+
+
+def test_after_an_error_no_call_begins_and_earlier_answers_are_given():
+  begun = []
+
+  def call(i):
+    begun.append(i)
+    if i == 2:
+      raise ValueError("the third")
+    return i
+
+  answers = at_once([functools.partial(call, i) for i in range(100)], 1 + 1)
+  assert [next(answers), next(answers)] == [0, 1]
+  with pytest.raises(ValueError, match="the third"):
+    next(answers)
+  assert len(begun) < 10

@@ -1,0 +1,95 @@
+"""Answers of a model that chats, and such a model as an engine for textual gradients."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import selfrag_jax.textgrad as tg
+from selfrag_jax.generate.complete import complete
+from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
+from selfrag_jax.model.lm import unstack
+from selfrag_jax.tasks.search import pad_rows
+from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.textgrad.limits import Completion, Content, EngineError
+from selfrag_jax.train.load import LoadedModel, load_model
+
+BUCKET = 256  # prompts are padded to a multiple, so that a few programs serve all
+END = "<|im_end|>"
+_complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
+
+
+class Answer(NamedTuple):
+  """What a model answered, and how many tokens prompt and answer have."""
+
+  text: str
+  prompt_tokens: int
+  tokens: int
+
+
+class ChatModel:
+  """A model that chats in ChatML."""
+
+  def __init__(self, loaded: LoadedModel, name: str):
+    """Take a model. Raises ValueError for one that does not chat."""
+    if loaded.tokenizer is None or END not in loaded.tokenizer.special:
+      raise ValueError(f"{name} does not chat: it has no tokenizer with <|im_start|> and {END}")
+    self.tokenizer, self._config = loaded.tokenizer, loaded.config
+    self._params = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
+
+  def answer(
+    self,
+    conversations: Sequence[Sequence[Mapping[str, str]]],
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig = GREEDY,
+    seed: int = 0,
+    batch_size: int = 1,
+  ) -> list[Answer]:
+    """Answer conversations, lists of turns with `role` and `content`, `batch_size` at once, in their order."""
+    prompts = [render_for_completion(self.tokenizer, {"messages": list(turns)}, CHATML) for turns in conversations]
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    answers: dict[int, Answer] = {}
+    for start in range(0, len(by_length), batch_size):
+      part = by_length[start : start + batch_size]
+      width = -(-len(prompts[part[-1]]) // BUCKET) * BUCKET
+      tokens, lengths = pad_rows([prompts[i] for i in part] + [[]] * (batch_size - len(part)), width)
+      written = _complete(
+        self._config,
+        self._params,
+        tokens,
+        lengths,
+        jax.random.fold_in(jax.random.key(seed), start),
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_ids=(self.tokenizer.special[END],),
+      )
+      for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):
+        answers[i] = Answer(self.tokenizer.decode(row[:n], skip_special=True), len(prompts[i]), int(n))
+    return [answers[i] for i in range(len(prompts))]
+
+
+class LocalEngine(tg.MeteredEngine):
+  """A model that chats as an engine, on this machine's devices; it takes one call at a time."""
+
+  def __init__(self, source: str, *, seed: int = 0, **options: Any):
+    """Load what `load_model` takes; `options` are those of `MeteredEngine`, with temperature and max_tokens."""
+    self._chat, self._seed = ChatModel(load_model(source), source), seed
+    super().__init__(source, count_tokens=self._count, **{**options, "concurrency": 1})
+
+  def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
+    """Answer a prompt. Raises EngineError for images."""
+    if not isinstance(content, str):
+      raise EngineError(f"{self.model_string} reads no images")
+    turns = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    (answer,) = self._chat.answer(
+      [[*turns, {"role": "user", "content": content}]],
+      max_new_tokens=sampling.get("max_tokens", 256),
+      sampling=SamplingConfig(sampling.get("temperature", 0.0)),
+      seed=self._seed,
+    )
+    return Completion(*answer)
+
+  def _count(self, content: Content | None) -> int:
+    return len(self._chat.tokenizer.encode(content)) + 8 if isinstance(content, str) else 0  # 8: those of a turn
