@@ -41,7 +41,7 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
       "memory": "retrieval",  # none, window or retrieval
       "rag": {"k": 12, "tokens": 1500, "past_tokens": 500, "merge": "concatenate", "min_score": 0.1, "min_ratio": 0.75},
       "optimizer": {
-        "steps": {"rulebook": 120, "pipeline": 60, "program": 20}.get(variant, 30),
+        "steps": {"rulebook": 120, "pipeline": 60, "program": 40}.get(variant, 30),
         "batch_size": 3,
         "reject_worse": variant != "rulebook",  # on validation; without it, memory has more to do
         "constraints": (),

@@ -34,7 +34,10 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
     ("test score in the end", f"{report['test.final']:.3f}"),
     ("difference, paired 95 % interval", f"{report['test.difference']:+.3f} [{low:+.3f}, {high:+.3f}]"),
     ("validation, first and last", f"{history[0]['valid']:.3f}, {history[-1]['valid']:.3f}"),
-    ("steps, of which accepted", f"{len(history) - 1}, {sum(row.get('accepted') is True for row in history)}"),
+    (
+      "steps, of them with a new version, of them accepted",
+      f"{len(history) - 1}, {len(tried)}, {sum(row['accepted'] for _, row in tried)}",
+    ),
     ("calls, of which from the cache", f"{account['calls'] + account['cached_calls']:,}, {account['cached_calls']:,}"),
     ("tokens of prompts and of answers", f"{account['prompt_tokens']:,}, {account['completion_tokens']:,}"),
     ("cost", f"{account['cost']:.4f}"),
@@ -75,15 +78,15 @@ def _step(roles: Sequence[str], before: Mapping[str, Any], row: Mapping[str, Any
   for role, old, new, critiques, past in per_text:
     if len(roles) > 1:
       parts.append(f"<h4>{html.escape(role)}</h4>")
-    parts.append(_folded(f"{len(critiques)} critiques", critiques))
-    parts.append(_folded(f"{len(past)} past critiques shown", past) if past else "")
+    parts.append(_folded("critiques", critiques))
+    parts.append(_folded("past critiques that were shown", past) if past else "")
     parts.append(f"<pre>{diff(old, new)}</pre>")
   return "".join(parts)
 
 
-def _folded(summary: str, lines: Sequence[str]) -> str:
+def _folded(what: str, lines: Sequence[str]) -> str:
   items = "".join(f"<li>{html.escape(line)}" for line in lines)
-  return f"<details><summary>{summary}</summary><ul>{items}</ul></details>"
+  return f"<details><summary>{what}: {len(lines)}</summary><ul>{items}</ul></details>"
 
 
 def _figure(history: Sequence[Mapping[str, Any]]) -> bytes:

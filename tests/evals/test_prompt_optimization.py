@@ -53,7 +53,7 @@ def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys):
   assert "0.000 ->" in capsys.readouterr().out
   page = (tmp_path / "run" / "report.html").read_text()
   assert "<ins>" in page
-  assert "past critiques shown" in page
+  assert "past critiques that were shown: " in page
   assert "&lt;PAST_FEEDBACK similarity=" in page
   assert "data:image/png;base64," in page
   lines = (tmp_path / "run" / "prompt_optimization.csv").read_text().splitlines()
