@@ -52,10 +52,12 @@ JOBS = flags.DEFINE_integer("jobs", 2, "Processes.")
 SCENARIOS = flags.DEFINE_list(
   "scenarios", ["return", "steady", "null", "weak", "capacity=12", "capacity=36", "capacity=60"], "Which of them."
 )
+CHOSEN = flags.DEFINE_list("arms", [], "Which arms, none and retrieval among them (default: all).")
 ENDPOINT = flags.DEFINE_string("endpoint", None, "Address of a server that speaks OpenAI's protocol: real models.")
 MODEL = flags.DEFINE_string("model", "gpt-4o-mini", "Its model.")
 FILES = flags.DEFINE_list("files", [], "Files of BIG-Bench-Hard, for --endpoint.")
 STEPS = flags.DEFINE_integer("steps", 20, "Steps on each file, for --endpoint.")
+CASES = flags.DEFINE_integer("test_cases", 40, "Cases that score each prompt, for --endpoint.")
 ANSWER = flags.DEFINE_integer("max_tokens", 1000, "Of each answer, for --endpoint.")
 OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 ARMS = ("none", "accumulate", "window", "random", "retrieval", "oracle")
@@ -123,10 +125,11 @@ class World:
 class RealWorld:
   """Files of BIG-Bench-Hard, each a topic, and a model behind an endpoint in all three parts."""
 
-  batch, test = BATCH, TEST
+  batch = BATCH
 
   def __init__(self, name: str, seed: int):
     """Read the files."""
+    self.test = CASES.value
     if not FILES.value:
       raise ValueError("--endpoint needs --files=FILE,FILE: tasks of BIG-Bench-Hard")
     sections = [{"name": "bbh", "path": path, "calls": 1, "sizes": {"all": SAMPLES}} for path in FILES.value]
@@ -261,7 +264,12 @@ def main(_: list[str]) -> None:
   """Run every arm of every scenario with the same seeds and compare."""
   began, report = time.time(), {}
   seeds = range(1000, 1000 + SEEDS.value)
-  arms = [*ARMS, *(PEER if importlib.util.find_spec("textgrad") else ())]
+  arms = CHOSEN.value or [*ARMS, *(PEER if importlib.util.find_spec("textgrad") else ())]
+  if unknown := set(arms) - {*ARMS, *PEER} or {"retrieval", "none"} - set(arms):
+    raise app.UsageError(
+      f"--arms={','.join(arms)}: {', '.join(unknown)}? They are {', '.join((*ARMS, *PEER))}, "
+      "and none and retrieval, which the others are compared with, must be among them"
+    )
   with concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
     for name in ["endpoint"] if ENDPOINT.value else SCENARIOS.value:
       jobs = [(name, arm, seed) for arm in arms for seed in seeds]
