@@ -241,8 +241,21 @@ def test_the_launcher_goes_on_after_kill_9(tmp_path):
   assert len(json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())["valid"]) == 31
 
 
-def test_mistakes_at_the_launcher_are_one_line(tmp_path):
-  process = launch(tmp_path / "run", "--compare=retrieval,al")
-  _, err = process.communicate(timeout=120)
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--compare=retrieval,al"], "error: config.memory = 'al'; one of none, window, retrieval"),
+    (["--config.budget.tokens=9000"], "error: the call may bring the run to 9,"),
+    (
+      ["--config.engines.critic.name=m", "--config.engines.critic.base_url=http://127.0.0.1:9/v1"],
+      "error: m at http://127.0.0.1:9/v1 could not be asked",
+    ),
+    (["--config.engines.critic.name=m"], "error: unknown engine 'm': give a model such as"),
+  ],
+)
+def test_mistakes_at_the_launcher_are_one_line(tmp_path, flags, message):
+  process = launch(tmp_path / "run", *flags)
+  _, err = process.communicate(timeout=240)
   assert process.returncode == 1
-  assert err.splitlines()[-1] == "error: config.memory = 'al'; one of none, window, retrieval"
+  assert err.splitlines()[-1].startswith(message)
+  assert "Traceback" not in err
