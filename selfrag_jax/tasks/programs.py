@@ -1,6 +1,7 @@
 """Programs that are improved against unit tests: each test runs in a process of its own, with limits.
 
-The limits keep faults from spreading: time, memory, and no files written. They are no sandbox: let programs of a model
+The limits keep faults from spreading: time, memory, and no bytes written to files. They are no sandbox, a program may
+read and empty what the user may, and start processes that outlive it: let programs of a model
 that is not trusted run in a container.
 """
 
@@ -28,8 +29,8 @@ resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # the second li
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 program, call = json.load(sys.stdin)
-out, sys.stdout = sys.stdout, open(os.devnull, "w")
-out.reconfigure(encoding="utf-8", errors="backslashreplace")
+out = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 try:
   scope = {"__name__": "program"}
   exec(compile(program, "program", "exec"), scope)
@@ -58,8 +59,10 @@ def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = M
       done = subprocess.run(
         command,
         input=json.dumps([program, call]),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         encoding="utf-8",
+        errors="replace",
         timeout=2 * seconds,
         cwd=folder,
         env={},
@@ -75,7 +78,7 @@ def is_same_value(answer: str, result: str) -> bool:
   """Tell whether what `run_test` returned is the literal that was expected."""
   try:
     return bool(ast.literal_eval(answer) == ast.literal_eval(result))
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
+  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return answer == result
 
 

@@ -22,6 +22,7 @@ from selfrag_jax.tasks.programs import TOO_LONG, RomanNumerals, is_same_value, r
     ("x = bytearray(1 << 33)", "x", "raised MemoryError:  (line 1)"),
     ("open('file', 'w').write('x' * 100000)", "1", "raised OSError: [Errno 27] File too large (line 1)"),
     ("x = 'a' * 50000", "x", "'" + "a" * 9999),
+    ("import os\nos.write(1, b'\\xff')\nos.write(2, b'\\xff')", "1", "1"),
   ],
 )
 def test_what_a_test_returns(program, call, expected):
@@ -33,7 +34,7 @@ def test_tests_end(program):
   assert run_test(program, "1", seconds=1) == TOO_LONG
 
 
-def test_programs_see_no_environment_and_leave_no_file(tmp_path, monkeypatch):
+def test_programs_get_no_environment_and_leave_no_file(tmp_path, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.chdir(tmp_path)
   assert "secret" not in run_test("import os", "dict(os.environ)")
@@ -44,6 +45,7 @@ def test_programs_see_no_environment_and_leave_no_file(tmp_path, monkeypatch):
 def test_values_are_compared_as_literals():
   assert is_same_value("{'a': 1, 'b': (2.0,)}", '{"b": (2,), "a": 1}')
   assert not is_same_value("'1'", "1")
+  assert not is_same_value("{[1]: 2}", "1")
   assert not is_same_value("raised KeyError: 1", "1")
   assert not is_same_value("<object at 0x1>", "1")
 
