@@ -44,6 +44,7 @@ class MemoryStore:
     encoder: Callable[[Sequence[str]], Any] | None = None,
     min_score: float | None = None,
     dedupe_threshold: float | None = None,
+    dedupe_within: str | None = None,
     fsync: bool = False,
   ):
     """Make an empty store, in memory or in the folder `path`, which must not hold one yet.
@@ -59,7 +60,7 @@ class MemoryStore:
       mesh: devices to shard over, along its `data` axis.
       encoder: maps texts to [N, d_model], so that `add` and `search` take text alone.
       min_score: what a search returns at least, unless it says otherwise.
-      dedupe_threshold: cosine from which a new chunk is a duplicate: its count goes up and nothing is added.
+      dedupe_threshold, dedupe_within: cosine, and field of the metadata, in which a chunk that is only counted agrees.
       fsync: survive power cuts and not only `kill -9`; slower.
 
     Raises ValueError for settings that do not fit, StoreError if the folder already holds a store.
@@ -70,7 +71,7 @@ class MemoryStore:
       raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot'")
     self._settings = {"d_model": d_model, "max_chunks": max_chunks, "chunk_size": chunk_size, "metric": metric}
     self._backend = make_backend(backend, dtype, mesh)
-    self._encoder, self._min_score, self._dedupe_threshold = encoder, min_score, dedupe_threshold
+    self._encoder, self._min_score, self._dedupe = encoder, min_score, (dedupe_threshold, dedupe_within)
     self._table = Table(max_chunks, d_model, chunk_size)
     self._lock = threading.RLock()
     self._journal: Journal | None = None
@@ -88,8 +89,8 @@ class MemoryStore:
   def load(cls, path: str, *, read_only: bool = False, fsync: bool = False, **options: Any) -> "MemoryStore":
     """Open the store in a folder; further changes are logged there.
 
-    `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score,
-    dedupe_threshold. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
+    `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score and
+    dedupe. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
     Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
     process writes to it.
     """
@@ -158,7 +159,7 @@ class MemoryStore:
       rows = self._embed(texts) if embeddings is None else check_rows(embeddings, len(texts), self._settings["d_model"])
       superseded = {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
       newest = {record["key"]: i for i, record in enumerate(records)}
-      same_as = near_duplicates(self._table, self._backend, rows, records, superseded, self._dedupe_threshold)
+      same_as = near_duplicates(self._table, self._backend, rows, records, superseded, *self._dedupe)
       kept = [
         i
         for i, record in enumerate(records)
