@@ -1,13 +1,15 @@
 """Programs that are improved against unit tests: each test runs in a process of its own, with limits.
 
 The limits keep faults from spreading: time, memory, and no bytes written to files. They are no sandbox, a program may
-read and empty what the user may, and start processes that outlive it: let programs of a model
+read and empty what the user may: let programs of a model
 that is not trusted run in a container.
 """
 
 import ast
 import collections
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,9 +25,10 @@ import numpy as np
 SECONDS, MEGABYTES = 5, 512  # of one test; a busy machine gets twice the time
 TOO_LONG = "did not end in time"
 _HARNESS = """
-import json, os, resource, sys, traceback
+import json, os, resource, signal, sys, traceback
 seconds, size = int(sys.argv[1]), int(sys.argv[2]) << 20
 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # the second limit ends it without saying why
+signal.alarm(2 * seconds)  # also when nobody is there any more to wait
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 program, call = json.load(sys.stdin)
@@ -54,24 +57,22 @@ class UnitTest(NamedTuple):
 def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> str:
   """Return what a call of a program returns, as a literal, or what became of it instead."""
   command = [sys.executable, "-I", "-c", _HARNESS, str(seconds), str(megabytes)]
-  with tempfile.TemporaryDirectory() as folder:
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+  text = {"encoding": "utf-8", "errors": "replace"}
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **pipes, **text) as process,
+  ):
     try:
-      done = subprocess.run(
-        command,
-        input=json.dumps([program, call]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        errors="replace",
-        timeout=2 * seconds,
-        cwd=folder,
-        env={},
-      )
+      answer, _ = process.communicate(json.dumps([program, call]), timeout=2 * seconds)
     except subprocess.TimeoutExpired:
       return TOO_LONG
-  if done.returncode == -signal.SIGXCPU:
+    finally:  # what it has started goes with it
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+  if process.returncode in (-signal.SIGXCPU, -signal.SIGALRM):
     return TOO_LONG
-  return "crashed" if done.returncode else done.stdout
+  return "crashed" if process.returncode else answer
 
 
 def is_same_value(answer: str, result: str) -> bool:
