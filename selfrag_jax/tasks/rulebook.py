@@ -20,6 +20,7 @@ import numpy as np
 
 ROLE, TOPIC_ROLE = "rulebook of the assistant", "rulebook of the assistant that names topics"
 NOTES = "\n\nNotes: "  # between a case and what an earlier call made of it
+CUT = " (...) "
 FINE = "Nothing has to change here."
 EMPTY = "No rules yet."
 UNKNOWN = "I do not know"
@@ -101,6 +102,8 @@ class Rulebook:
     """
     start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
     book, rest = rules(content[start:end]), content[end:]
+    if CUT in content[start:end]:  # the package textgrad shows only the ends here, and all of it where it was used
+      book = rules(re.findall(r"<LM_SYSTEM_PROMPT>(.*?)</LM_SYSTEM_PROMPT>", rest, re.DOTALL)[-1])
     votes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
     for count, outcome, text in _PAST.findall(rest):
       for name, action in _CRITIQUE.findall(text):

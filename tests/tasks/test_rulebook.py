@@ -90,6 +90,16 @@ def test_the_optimizer_of_the_package_learns_it():
   assert book.score(prompt.value, book.cases(rng, range(4), 40)) == 1.0
 
 
+def test_the_optimizer_reads_a_long_prompt_where_it_is_whole():
+  book = Rulebook(capacity=60)
+  held = {name: "x" for name in book.names[:30]}
+  whole = " ".join(f"For {name}: {action}." for name, action in held.items())
+  words = whole.split()
+  ends = " ".join(words[:10]) + " (...) " + " ".join(words[-10:])
+  used = f"<LM_SYSTEM_PROMPT> {whole} </LM_SYSTEM_PROMPT>"
+  assert optimize(book, ends, used + said(book, 40, "y")) == {**held, book.names[40]: "y"}
+
+
 def test_the_pipeline_leads_from_words_to_topics_to_actions():
   book = RulebookPipeline(n_topics=4, noise=0.0)
   (case,) = book.cases(np.random.default_rng(0), [2], 1)
