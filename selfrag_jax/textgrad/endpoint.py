@@ -56,6 +56,12 @@ class OpenAIEngine(MeteredEngine):
     self._client: Any = None
     self._lock = threading.Lock()
 
+  def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
+    """Answer a prompt. Raises as `MeteredEngine.generate`, and EngineError for an empty answer."""
+    if text := super().generate(content, system_prompt, **sampling):
+      return text
+    raise EngineError(f"{self._where()} answered nothing")
+
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
     """Ask the endpoint. Raises EngineError when it does not answer after the retries."""
     client = self._connect()
@@ -75,8 +81,7 @@ class OpenAIEngine(MeteredEngine):
       raise EngineError(f"{self._where()} could not be asked: {_short(str(error))}") from None
     except (AttributeError, IndexError, TypeError, ValueError) as error:
       raise EngineError(f"{self._where()} sent no chat completion: {_short(str(error))}") from None
-    if not text:
-      raise EngineError(f"{self._where()} answered nothing")
+    text = text or ""  # `generate` refuses it, when what it cost is booked
     if usage is None:
       return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
     return Completion(text, usage.prompt_tokens, usage.completion_tokens)

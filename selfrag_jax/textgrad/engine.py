@@ -92,7 +92,7 @@ class MeteredEngine(EngineLM):
       completion = self.complete(content, system_prompt, **sampling)
       note(completion)
     text = _text(completion.text, self)
-    if self.cache:
+    if self.cache and text:
       self.cache.put(key, text)
     return text
 
@@ -178,8 +178,8 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
         is_over.set()
         future.set_exception(error)
 
-  _helpers.do(functools.partial(work, BaseException), workers - 1)
   try:
+    _helpers.do(functools.partial(work, BaseException), workers - 1)
     work(Exception)  # a Ctrl-C comes here, and waits for nobody
     for future in futures:
       while not concurrent.futures.wait([future], timeout=1.0).done:
@@ -190,27 +190,29 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
 
 
 class _Helpers:
-  """Threads that wait for work, as many as were ever asked for at once.
+  """Threads that wait for work, as many as were ever at work at once.
 
   They are daemons, which no executor of the standard library has: a program that is interrupted ends at once instead of
   waiting for answers from the network. And they stay: to start one takes longer than all else that a call costs.
   """
 
   def __init__(self) -> None:
-    self._lock, self._work, self._count = threading.Lock(), queue.SimpleQueue[Callable[[], None]](), 0
+    self._lock, self._work, self._free = threading.Lock(), queue.SimpleQueue[Callable[[], None]](), 0
 
   def do(self, work: Callable[[], None], times: int) -> None:
     """Do some work in several threads, as soon as they are free."""
     with self._lock:
-      for i in range(self._count, times):
-        threading.Thread(target=self._run, name=f"engine-{i}", daemon=True).start()
-      self._count = max(self._count, times)
+      for _ in range(self._free, times):
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+      self._free = max(self._free, times) - times
     for _ in range(times):
       self._work.put(work)
 
   def _run(self) -> None:
     while True:
       self._work.get()()
+      with self._lock:
+        self._free += 1
 
 
 _helpers = _Helpers()

@@ -292,7 +292,11 @@ def slow(content, system):
 prompt = tg.Variable("p", role_description="prompt")
 model = tg.BlackboxLLM(tg.CallableEngine(lambda c, s: "a"), prompt)
 answers = [model(tg.Variable(str(i), requires_grad=False, role_description="case")) for i in range(4)]
-threading.Thread(target=lambda: (all_there.wait(), print("asked", flush=True)), daemon=True).start()
+def tell():
+  all_there.wait()
+  time.sleep(0.5)  # until all of them sleep
+  print("asked", flush=True)
+threading.Thread(target=tell, daemon=True).start()
 tg.sum(answers).backward(tg.CallableEngine(slow))
 """
 
