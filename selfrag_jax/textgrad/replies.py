@@ -26,17 +26,23 @@ def parse_tags(reply: str, tags: Sequence[str]) -> str:
       depth -= 1
       if depth == 0:
         texts.append(reply[opened : found.start()].strip())
-  shown = reply if len(reply) <= 300 else reply[:300] + " …"
+    elif texts:  # the text may have gone on to here
+      raise ReplyError(f"{end} stands once too often in the answer {_shown(reply)}")
+  shown = _shown(reply)
   if depth or not texts:
     what = f"{end} is missing" if depth else f"there is no {start} … {end}"
-    raise ReplyError(f"{what} in the answer {shown!r}; a model that follows instructions better may help")
+    raise ReplyError(f"{what} in the answer {shown}; a model that follows instructions better may help")
   if len(set(texts)) > 1:
-    raise ReplyError(f"the answer has {len(texts)} texts between {start} and {end}, one was expected: {shown!r}")
+    raise ReplyError(f"the answer has {len(texts)} texts between {start} and {end}, one was expected: {shown}")
   if not texts[0]:
-    raise ReplyError(f"the text between {start} and {end} is empty: {shown!r}")
+    raise ReplyError(f"the text between {start} and {end} is empty: {shown}")
   if len(texts[0]) > LONGEST:
     raise ReplyError(f"the text between {start} and {end} has {len(texts[0]):,} characters, more than {LONGEST:,}")
   return texts[0]
+
+
+def _shown(reply: str) -> str:
+  return repr(reply if len(reply) <= 300 else reply[:300] + " …")
 
 
 def changed_share(old: str, new: str) -> float:
