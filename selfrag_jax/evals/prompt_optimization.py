@@ -101,23 +101,37 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file."""
-  workdir, config = epath.Path(workdir), experiment.config
+  workdir = epath.Path(workdir)
+  spent = workdir / "account.json"
+  if spent.exists():
+    experiment.account.restore(json.loads(spent.read_text()))
+  try:
+    return _run(experiment, workdir, spent)
+  finally:  # what a step has spent that was stopped counts too
+    write_json(spent, experiment.account.state())
+
+
+def _run(experiment: Experiment, workdir: epath.Path, spent: epath.Path) -> dict[str, Any]:
+  config = experiment.config
   state = _read_state(workdir, experiment)
-  experiment.account.restore(state["account"])
   texts = experiment.texts(state["texts"])
   began, before = time.time(), state["seconds"]
   remember = config["memory"] != "none"
   store = tg.GradientStore(str(workdir / "gradients")) if remember else None
   try:
     optimizer = _optimizer(experiment, texts, store)
-    optimizer.step_count = state["step"]
+    optimizer.run = workdir.name
+    optimizer.restore(state["optimizer"])
+    if store is not None:
+      store.forget(optimizer.run, state["step"])
     steps = config["optimizer"]["steps"]
     with tqdm(total=steps, initial=state["step"], unit="step", desc="optimizing") as bar:
       while state["step"] < steps:
         state["history"].append(row := _step(experiment, optimizer, texts, state))
-        state |= {"step": state["step"] + 1, "texts": row["texts"], "account": experiment.account.state()}
+        state |= {"step": state["step"] + 1, "texts": row["texts"], "optimizer": optimizer.state()}
         state["seconds"] = before + time.time() - began
         write_json(workdir / "state.json", state)
+        write_json(spent, experiment.account.state())
         bar.set_postfix(valid=row["valid"], tokens=f"{experiment.account.tokens:,}")
         bar.update()
     report = _report(experiment, state)
@@ -163,7 +177,9 @@ def _read_state(workdir: epath.Path, experiment: Experiment) -> dict[str, Any]:
   if not path.exists():
     texts = [text.initial for text in experiment.task.texts]
     history = [{"step": -1, "texts": texts, "valid": float(experiment.scores(texts, "valid").mean())}]
-    begun = {"step": 0, "texts": texts, "seconds": 0.0, "account": experiment.account.state(), "history": history}
+    begun = {"step": 0, "texts": texts, "seconds": 0.0, "history": history}
+    begun["optimizer"] = {key: [[] for _ in texts] for key in ("memory", "versions")}
+    write_json(path, {"config": config, **begun})
     return {"config": config, **begun}
   state = json.loads(path.read_text())
   if _without_limits(state["config"]) != _without_limits(config):
@@ -200,6 +216,8 @@ def _step(
 ) -> dict[str, Any]:
   """Answer a batch, criticise what was wrong, and improve the texts together; return what happened."""
   batch = _batch(experiment, state["step"])
+  optimizer.step_count = state["step"]
+  optimizer.epoch = state["step"] * len(batch) // len(experiment.task.parts["train"])
   answers = experiment.respond(texts, batch)
   wrong = [(s, a) for s, a in zip(batch, answers, strict=True) if not experiment.task.is_right(a.value, s.target)]
   row: dict[str, Any] = {"step": state["step"], "right": len(batch) - len(wrong), "cases": len(batch)}

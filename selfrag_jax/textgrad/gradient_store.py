@@ -18,8 +18,9 @@ from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.textgrad.hashing import HashingEncoder
 
-FORMAT = 2
+FORMAT = 3
 _HEAD = b'{"id": "'  # of every line
+LOGGED = 1000  # changes of a small store before its log is written anew
 FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
 Encoder = Callable[[Sequence[str]], Any]
@@ -42,6 +43,7 @@ class Critique:
   run: str = ""
   step: int = 0
   epoch: int = 0
+  tokens: int = 0  # of the text, estimated
   value_hash: str = ""  # of the variable's text
 
 
@@ -56,6 +58,7 @@ class PastCritique:
   delta: float | None  # of the validation score
   uses: int  # how often it was found again, and how often the change that followed that was accepted
   helped: int
+  run: str
   step: int
   vector: np.ndarray  # f32 [D] of the critique
   read: Callable[[], Critique]
@@ -91,7 +94,7 @@ class GradientStore:
     Args:
       path: local folder; None keeps everything in memory.
       encoder: maps texts to [N, D]; words, hashed, by default.
-      encoder_name: what the folder remembers it by; its `name` by default.
+      encoder_name: what the folder remembers it by; its `name` by default, and needed if it has none.
       max_records: how many critiques fit.
       sample_weight: of the samples' similarity, the critiques' has the rest.
       dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
@@ -106,48 +109,58 @@ class GradientStore:
     width = int(np.asarray(self._encoder(["width"])).shape[1])
     self._sample_weight, self._max_records = sample_weight, max_records
     self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
-    self._lock = threading.RLock()
-    self._texts: BinaryIO
-    self._file: pathlib.Path | None
+    self._lock, self._changes = threading.RLock(), 0
     self._total = np.zeros(2 * width)  # of the rows of all records
     self._places: dict[str, tuple[int, int]] = {}  # id -> where its line begins, and its length
     settings = {"format": FORMAT, "encoder": name, "width": width}
-    options: dict[str, Any] = {"backend": "numpy", "dedupe_threshold": dedupe_threshold}
-    if path is None:
+    options = {"backend": "numpy", "dedupe_threshold": dedupe_threshold, "dedupe_within": "role"}
+    self._file, self._texts = None if path is None else pathlib.Path(path) / "critiques.jsonl", io.BytesIO()
+    if self._file is None:
       self._memory = MemoryStore(2 * width, max_records, chunk_size=0, metric="dot", **options)
-      self._file, self._texts = None, io.BytesIO()
       return
-    folder = pathlib.Path(path)
-    manifest = folder / "gradient_store.json"
-    if manifest.exists():
-      _check(json.loads(manifest.read_text("utf-8")), settings, path)
-      self._memory = MemoryStore.load(str(folder / "memory"), read_only=read_only, **options)
-    elif read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
-      raise GradientStoreError(f"{path} holds no gradient store; give its folder, or an empty one for a new store")
-    else:
-      folder.mkdir(parents=True, exist_ok=True)
-      begun = (folder / "memory").exists()  # killed before the manifest was written
-      make = MemoryStore.load if begun else MemoryStore
-      sizes = {} if begun else {"d_model": 2 * width, "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
-      self._memory = make(path=str(folder / "memory"), **sizes, **options)
-      (folder / "critiques.jsonl").touch()
-      write_json(manifest, settings)
+    if encoder is not None and encoder_name is None and not hasattr(encoder, "name"):
+      raise ValueError("a folder remembers its encoder: give encoder_name, or an encoder with a name")
+    self._memory = self._open_memory(self._file.parent, settings, max_records, read_only, options)
     self._max_records = self._memory.settings["max_chunks"]
-    mode = "rb" if read_only else "r+b"
-    self._file = folder / "critiques.jsonl"
-    self._texts = open(self._file, mode, buffering=0)  # noqa: SIM115
-    end = self._find_lines()
-    if missing := len(set(self._memory.ids) - self._places.keys()):
-      self.close()
-      raise GradientStoreError(
-        f"{path} lacks the texts of {missing} critiques: it was damaged, or has changed while it was opened"
-      )
-    if not read_only:
-      self._texts.truncate(end)  # a line that was not written to its end
+    self._open_texts(self._file, read_only)
     self._total += self._memory.embeddings.sum(axis=0, dtype=np.float64)
     known = zip(self._memory.ids, self._memory.metadata, strict=True)
     for id, facts in sorted(known, key=lambda item: int(item[0])):
       self._note_recent(facts["role"], id)
+
+  @staticmethod
+  def _open_memory(
+    folder: pathlib.Path, settings: dict[str, Any], max_records: int, read_only: bool, options: dict[str, Any]
+  ) -> MemoryStore:
+    manifest = folder / "gradient_store.json"
+    if manifest.exists():
+      _check(json.loads(manifest.read_text("utf-8")), settings, folder)
+      return MemoryStore.load(str(folder / "memory"), read_only=read_only, **options)
+    if read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
+      raise GradientStoreError(f"{folder} holds no gradient store; give its folder, or an empty one for a new store")
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = (folder / "memory").exists()  # killed before the manifest was written
+    make = MemoryStore.load if begun else MemoryStore
+    sizes = {"d_model": 2 * settings["width"], "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
+    memory = make(path=str(folder / "memory"), **({} if begun else sizes), **options)
+    (folder / "critiques.jsonl").touch()
+    write_json(manifest, settings)
+    return memory
+
+  def _open_texts(self, file: pathlib.Path, read_only: bool) -> None:
+    self._texts = open(file, "rb" if read_only else "r+b", buffering=0)  # noqa: SIM115
+    try:
+      end = self._find_lines()
+    except ValueError as error:
+      self.close()
+      raise GradientStoreError(f"{file} was damaged: {error}") from None
+    if missing := len(set(self._memory.ids) - self._places.keys()):
+      self.close()
+      raise GradientStoreError(
+        f"{file} lacks the texts of {missing} critiques: it was damaged, or has changed while it was opened"
+      )
+    if not read_only:
+      self._texts.truncate(end)  # a line that was not written to its end
 
   def __len__(self) -> int:
     return len(self._memory)
@@ -182,26 +195,42 @@ class GradientStore:
     if not critiques:
       return []
     rows = self.embed(critiques) if rows is None else rows
-    self._make_room(len(critiques))
-    first = int(next(reversed(self._places), "-1")) + 1
-    new = [str(first + i) for i in range(len(critiques))]
-    lines = [_line(id, c) for id, c in zip(new, critiques, strict=True)]
     with self._lock:
-      start = self._texts.seek(0, os.SEEK_END)
-      try:
-        _write(self._texts, b"".join(lines))
-      except BaseException:
-        self._texts.truncate(start)
-        raise
-      self._note_places(start, new, lines)
-    metadata = [{"role": c.role, "step": c.step, **UNKNOWN} for c in critiques]
-    ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata, ids=new)
-    self._total += rows[[id == own for id, own in zip(ids, new, strict=True)]].sum(axis=0, dtype=np.float64)
-    for id, critique in zip(ids, critiques, strict=True):
-      self._note_recent(critique.role, id)
-    if len(self._places) > 2 * len(self._memory) + FEW:
-      self._compact()
+      self._make_room(len(critiques))
+      first = int(next(reversed(self._places), "-1")) + 1
+      new = [str(first + i) for i in range(len(critiques))]
+      self._append(new, [_line(id, c) for id, c in zip(new, critiques, strict=True)])
+      metadata = [{"role": c.role, "run": c.run, "step": c.step, **UNKNOWN} for c in critiques]
+      ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata, ids=new)
+      self._total += rows[[id == own for id, own in zip(ids, new, strict=True)]].sum(axis=0, dtype=np.float64)
+      for id, critique in zip(ids, critiques, strict=True):
+        self._note_recent(critique.role, id)
+      if len(self._places) > 2 * len(self._memory) + FEW:
+        self._compact()
+      self._note_changes(len(ids))
     return ids
+
+  def _append(self, ids: Sequence[str], lines: Sequence[bytes]) -> None:
+    start = self._texts.seek(0, os.SEEK_END)
+    try:
+      _write(self._texts, b"".join(lines))
+    except BaseException:
+      self._texts.truncate(start)
+      raise
+    self._note_places(start, ids, lines)
+
+  def _note_changes(self, n: int) -> None:
+    """Have the memory's log, to which each change adds its vector, written anew when it is longer than the memory."""
+    self._changes += n
+    if self._file is not None and self._changes > 2 * len(self._memory) + LOGGED:
+      self._memory.save()
+      self._changes = 0
+
+  def forget(self, run: str, step: int) -> None:
+    """Give up what a run has added since a step began that was stopped and is to be done again."""
+    with self._lock:
+      known = zip(self._memory.ids, self._memory.metadata, strict=True)
+      self._give_up([id for id, facts in known if facts["run"] == run and facts["step"] >= step])
 
   def search(
     self, rows: np.ndarray, k: int, *, role: str | None = None, min_score: float = 0.0
@@ -245,6 +274,7 @@ class GradientStore:
     for id in ids:
       if id in self._memory:
         self._memory.update(id, metadata={"accepted": accepted, "delta": delta})
+        self._note_changes(1)
 
   def note_use(self, ids: Iterable[str], accepted: bool) -> None:
     """Say that critiques were shown to the optimizer again, and whether its change was accepted."""
@@ -252,6 +282,7 @@ class GradientStore:
       if id in self._memory:
         old = self._memory.get(id).metadata
         self._memory.update(id, metadata={"uses": old["uses"] + 1, "helped": old["helped"] + accepted})
+        self._note_changes(1)
 
   def read(self, id: str) -> Critique:
     """Read a critique. Raises KeyError for an unknown id."""
@@ -259,11 +290,12 @@ class GradientStore:
       start, size = self._places[id]
       self._texts.seek(start)
       line = json.loads(self._texts.read(size))
-    del line["id"]
+    if line.pop("id") != id:
+      raise GradientStoreError(f"the text of critique {id} is not where it was; open the store again")
     return Critique(**line)
 
   def _past(self, chunk: Chunk, similarity: float = 0.0) -> PastCritique:
-    names = ("accepted", "delta", "uses", "helped", "step")
+    names = ("accepted", "delta", "uses", "helped", "run", "step")
     vector = self._memory.vectors([chunk.id])[0]
     return PastCritique(
       id=chunk.id,
@@ -276,9 +308,8 @@ class GradientStore:
 
   def _note_recent(self, role: str, id: str) -> None:
     recent = self._recent[role]
-    if id in recent:
-      recent.remove(id)
-    recent.append(id)
+    if id not in recent:  # what is said again keeps its place, as it does when the store is opened again
+      recent.append(id)
 
   def _make_room(self, n: int) -> None:
     """Give up the least valuable, a twentieth at a time, before the store is full."""
@@ -287,25 +318,32 @@ class GradientStore:
     if len(self._memory) + n <= self._max_records:
       return
     chunks = [self._memory.get(id) for id in self._memory.ids]
-    newest = max(chunk.metadata["step"] for chunk in chunks)
+    newest = max(int(chunk.id) for chunk in chunks)
     chunks.sort(key=lambda chunk: _value(chunk, newest))
     count = max(len(chunks) + n - self._max_records, len(chunks) // 20)
-    self._memory.delete([chunk.id for chunk in chunks[:count]])
+    self._give_up([chunk.id for chunk in chunks[:count]])
+
+  def _give_up(self, ids: Sequence[str]) -> None:
+    self._memory.delete(ids)
     self._total = self._memory.embeddings.sum(axis=0, dtype=np.float64)
 
   def _compact(self) -> None:
     """Leave out the texts of what was given up; the file takes the place of the old one in one step."""
-    with self._lock:
-      kept = [id for id in self._places if id in self._memory]
-      lines = [_line(id, self.read(id)) for id in kept]
-      if self._file is None:
-        self._texts = io.BytesIO(b"".join(lines))
-      else:
+    last = next(reversed(self._places))  # it stays, so that no id comes again
+    kept = [id for id in self._places if id in self._memory or id == last]
+    lines = [_line(id, self.read(id)) for id in kept]
+    if self._file is None:
+      self._texts = io.BytesIO(b"".join(lines))
+    else:
+      try:
         write_bytes_atomic(str(self._file), b"".join(lines))
         self._texts.close()
         self._texts = open(self._file, "r+b", buffering=0)  # noqa: SIM115
-      self._places = {}
-      self._note_places(0, kept, lines)
+      except BaseException:  # nobody knows which of the two files is open: nothing more may be written
+        self.close()
+        raise
+    self._places = {}
+    self._note_places(0, kept, lines)
 
   def _note_places(self, start: int, ids: Sequence[str], lines: Sequence[bytes]) -> None:
     for id, line in zip(ids, lines, strict=True):
@@ -315,10 +353,12 @@ class GradientStore:
   def _find_lines(self) -> int:
     """Note where each line begins; return the end of the last whole one."""
     start = 0
-    with open(str(self._file), "rb") as file:
+    with open(os.dup(self._texts.fileno()), "rb") as file:  # this very file: a writer may put another in its place
       for line in file:
         if not line.endswith(b"\n"):
           break
+        if not line.startswith(_HEAD):
+          raise ValueError(f"{line[:40]!r} is no critique")
         self._note_places(start, [line[len(_HEAD) : line.index(b'"', len(_HEAD))].decode()], [line])
         start += len(line)
     return start
@@ -339,11 +379,11 @@ def _value(chunk: Chunk, newest: int) -> float:
   facts = chunk.metadata
   outcome = {True: 1.0, None: 0.5, False: 0.0}[facts["accepted"]]
   use = math.tanh((facts["uses"] + facts["helped"] + chunk.count - 1) / 4)
-  age = (newest - facts["step"]) / max(newest, 1)
+  age = (newest - int(chunk.id)) / max(newest, 1)  # steps begin at 0 in every run
   return outcome + use + (1 - age)
 
 
-def _check(found: Mapping[str, Any], expected: Mapping[str, Any], path: str) -> None:
+def _check(found: Mapping[str, Any], expected: Mapping[str, Any], path: pathlib.Path) -> None:
   if found.get("format") != FORMAT:
     raise GradientStoreError(f"{path} has format {found.get('format')}, this version reads {FORMAT}")
   if (found["encoder"], found["width"]) != (expected["encoder"], expected["width"]):

@@ -5,7 +5,7 @@ import collections
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfrag_jax.textgrad import prompts
@@ -13,7 +13,7 @@ from selfrag_jax.textgrad.accept import Accept, Verdict
 from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all, resolve_engine
 from selfrag_jax.textgrad.gradient_rag import Past, RagConfig, fit, recall
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore
-from selfrag_jax.textgrad.limits import Content
+from selfrag_jax.textgrad.limits import Content, estimate_tokens
 from selfrag_jax.textgrad.prompts import fill
 from selfrag_jax.textgrad.replies import ReplyError, changed_share, limit_edit, parse_tags
 from selfrag_jax.textgrad.variable import Variable
@@ -159,6 +159,17 @@ class TextualGradientDescent(Optimizer):
     self.step_count += 1
     return updates
 
+  def state(self) -> dict[str, list[list[str]]]:
+    """Return what the next steps show of earlier ones beside the store, for a file."""
+    kept = {"memory": self._memory, "versions": self._versions}
+    return {name: [list(of[p]) for p in self.parameters] for name, of in kept.items()}
+
+  def restore(self, state: Mapping[str, Sequence[Sequence[str]]]) -> None:
+    """Go on from `state()`."""
+    for name, of in {"memory": self._memory, "versions": self._versions}.items():
+      for parameter, texts in zip(self.parameters, state[name], strict=True):
+        of[parameter].extend(texts)
+
   def _plan(self, parameter: Variable) -> tuple[Content, Past, list[str]]:
     """Return the prompt for a parameter, what of the past is in it, and the ids of the critiques that were stored."""
     parts = [_shown(g, parameter.gradients_context.get(g)) for g in parameter.gradients]
@@ -187,6 +198,7 @@ class TextualGradientDescent(Optimizer):
         run=self.run,
         step=self.step_count,
         epoch=self.epoch,
+        tokens=estimate_tokens(gradient.get_value()),
         value_hash=value_hash,
         **{name: str(gradient.loss_context.get(name, "")) for name in known},
       )

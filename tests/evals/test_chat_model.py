@@ -1,39 +1,16 @@
 """A model that chats: answers in order whatever the batch, and as an engine with its limits."""
 
-import flax.linen as nn
-import jax
 import pytest
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.evals import chat
 from selfrag_jax.evals.chat import ChatModel, LocalEngine
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
 from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.train.load import LoadedModel
 
 
-class ChatBytes(ByteTokenizer):
-  """Bytes, and the tokens of a chat."""
-
-  def __init__(self):
-    super().__init__()
-    first = self.vocab_size
-    self.special = {**self.special, "<|im_start|>": first, "<|im_end|>": first + 1}
-    self.vocab_size = first + 2
-
-
-@pytest.fixture
-def loaded():
-  tokenizer = ChatBytes()
-  model = ModelConfig(
-    vocab_size=tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, block_pattern="T", init_scale=0.5
-  )
-  return LoadedModel(model, nn.unbox(init_params(model, jax.random.key(0))), {}, tokenizer)
-
-
-def test_answers_do_not_depend_on_the_batch(loaded):
-  model = ChatModel(loaded, "tiny")
+def test_answers_do_not_depend_on_the_batch(chatting_model):
+  model = ChatModel(chatting_model, "tiny")
   talks = [[{"role": "user", "content": text}] for text in ("a longer question than the others", "hi", "why?")]
   together = model.answer(talks, max_new_tokens=8, batch_size=2)
   assert together == [model.answer([talk], max_new_tokens=8)[0] for talk in talks]
@@ -42,13 +19,13 @@ def test_answers_do_not_depend_on_the_batch(loaded):
   assert all(0 < answer.tokens <= 8 for answer in together)
 
 
-def test_models_that_do_not_chat_are_refused(loaded):
+def test_models_that_do_not_chat_are_refused(chatting_model):
   with pytest.raises(ValueError, match="tiny does not chat"):
-    ChatModel(LoadedModel(loaded.config, loaded.params, {}, ByteTokenizer()), "tiny")
+    ChatModel(LoadedModel(chatting_model.config, chatting_model.params, {}, ByteTokenizer()), "tiny")
 
 
-def test_as_an_engine(loaded, monkeypatch):
-  monkeypatch.setattr(chat, "load_model", lambda source: loaded)
+def test_as_an_engine(chatting_model, monkeypatch):
+  monkeypatch.setattr(chat, "load_model", lambda source: chatting_model)
   account = tg.Account()
   engine = LocalEngine("tiny", account=account, temperature=0.0, max_tokens=6, context_tokens=400, concurrency=8)
   assert engine.concurrency == 1

@@ -2,7 +2,6 @@
 
 import json
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -13,30 +12,11 @@ from selfrag_jax.evals.documents import Experiment, build, conditions, make_answ
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.metrics.answers import substring_match
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params, unstack
+from selfrag_jax.model.lm import unstack
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
 from selfrag_jax.text.chat import CHATML, render_for_completion
-from selfrag_jax.text.tokenizer import ByteTokenizer
-from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.settings import DocumentsConfig
 
-
-class ChatBytes(ByteTokenizer):
-  """Bytes, and the tokens of a chat."""
-
-  def __init__(self):
-    super().__init__()
-    first = self.vocab_size
-    self.special = {**self.special, "<|im_start|>": first, "<|im_end|>": first + 1}
-    self.vocab_size = first + 2
-
-
-TOKENIZER = ChatBytes()
-MODEL = ModelConfig(
-  vocab_size=TOKENIZER.vocab_size, d_model=16, n_layers=1, n_heads=2, block_pattern="T", init_scale=0.5
-)
-PARAMS = nn.unbox(init_params(MODEL, jax.random.key(0)))
 # a random model says random letters, some of which are right
 QUESTIONS = [
   DocumentQuestion(f"Who knows {word}?", tuple("aeiou"[i:]), f"{word} is known", ("nothing here", "nor here", "no"))
@@ -45,24 +25,25 @@ QUESTIONS = [
 
 
 @pytest.fixture
-def experiment():
+def experiment(chatting_model):
   section = DocumentsConfig(n_documents=(2, 4), positions=4, top_k=1, max_new_tokens=6, batch_size=2)
-  loaded = ChatModel(LoadedModel(MODEL, PARAMS, {}, TOKENIZER), "model")
+  loaded = ChatModel(chatting_model, "model")
   return Experiment({"model": "tiny", "data": {"path": "there"}}, section, loaded, {"kv": QUESTIONS})
 
 
-def test_answers_are_those_of_one_prompt_at_a_time(experiment):
+def test_answers_are_those_of_one_prompt_at_a_time(experiment, chatting_model):
   shown = [[question.gold, *question.others][: i + 1] for i, question in enumerate(QUESTIONS)]
   found = make_answer(experiment)(QUESTIONS, shown)
-  flat = unstack(MODEL, PARAMS)
+  config, tokenizer = chatting_model.config, chatting_model.tokenizer
+  flat = unstack(config, chatting_model.params)
   for (right, length), question, texts in zip(found, QUESTIONS, shown, strict=True):
     chat = {"messages": [{"role": "user", "content": prompt(question, texts)}]}
-    ids = render_for_completion(TOKENIZER, chat, CHATML)
+    ids = render_for_completion(tokenizer, chat, CHATML)
     written = complete(
-      MODEL, flat, np.array([ids]), np.array([len(ids)]), jax.random.key(0), max_new_tokens=6,
-      sampling=SamplingConfig(temperature=0), stop_ids=(TOKENIZER.special["<|im_end|>"],),
+      config, flat, np.array([ids]), np.array([len(ids)]), jax.random.key(0), max_new_tokens=6,
+      sampling=SamplingConfig(temperature=0), stop_ids=(tokenizer.special["<|im_end|>"],),
     )  # fmt: skip
-    text = TOKENIZER.decode(np.asarray(written.tokens)[0, : int(written.lengths[0])], skip_special=True)
+    text = tokenizer.decode(np.asarray(written.tokens)[0, : int(written.lengths[0])], skip_special=True)
     assert (right, length) == (substring_match(text, question.answers), len(ids))
 
 

@@ -17,9 +17,9 @@ from selfrag_jax.evals import prompt_optimization
 from selfrag_jax.evals.prompt_page import diff
 from selfrag_jax.tasks.programs import run_test
 from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
-from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE
+from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE, Rulebook
 from selfrag_jax.textgrad.endpoint import OpenAIEngine
-from selfrag_jax.textgrad.limits import BudgetError
+from selfrag_jax.textgrad.limits import BudgetError, EngineError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def config(steps=12, variant="rulebook", **changes):
 
 
 def optimize(workdir, *arguments, **changes):
-  workdir.mkdir(exist_ok=True)
+  workdir.mkdir(parents=True, exist_ok=True)
   return prompt_optimization.run(prompt_optimization.build(config(*arguments, **changes)), workdir)
 
 
@@ -94,6 +94,35 @@ def test_a_run_that_was_stopped_goes_on_the_same(tmp_path, memory):
   ]
 
 
+@pytest.mark.parametrize("memory", ["window", "retrieval"])
+def test_a_step_that_was_stopped_in_its_middle_goes_on_the_same(tmp_path, memory, monkeypatch):
+  changes = {"memory": memory, "optimizer": {**config(12)["optimizer"], "gradient_memory": 2, "momentum_window": 2}}
+  whole = optimize(tmp_path / "run", 12, **changes)
+  optimizer, asked = Rulebook.optimize, []
+
+  def fail_at_times(self, content, system_prompt):
+    asked.append(content)
+    if len(asked) in (2, 3, 5):
+      raise EngineError("gone")
+    return optimizer(self, content, system_prompt)
+
+  monkeypatch.setattr(Rulebook, "optimize", fail_at_times)
+  for _ in range(3):
+    with pytest.raises(EngineError, match="gone"):
+      optimize(tmp_path / "again" / "run", 12, **changes)
+  parts = optimize(tmp_path / "again" / "run", 12, **changes)
+  histories = [json.loads((tmp_path / of / "state.json").read_text())["history"] for of in ("run", "again/run")]
+  same = ("texts", "past", "valid", "critiques")
+  assert [[row.get(name) for name in same] for row in histories[0]] == [
+    [row.get(name) for name in same] for row in histories[1]
+  ]
+  assert parts["test.right"] == whole["test.right"]
+  with tg.GradientStore(str(tmp_path / "run" / "gradients"), read_only=True) as store:
+    (last, *_) = store.recent(1, role=ROLE)
+    assert (last.run, last.read().epoch) == ("run", last.step * 3 // 60)
+    assert last.read().tokens > 5
+
+
 def test_another_config_needs_another_folder(tmp_path):
   optimize(tmp_path / "run", 2)
   with pytest.raises(ValueError, match="another --workdir"):
@@ -112,13 +141,24 @@ def test_worse_candidates_are_rejected_unless_told_otherwise(tmp_path):
   assert any(b < a for a, b in itertools.pairwise(curve("loose", False)))
 
 
-def test_the_budget_stops_the_run_and_a_larger_one_goes_on(tmp_path):
+def test_the_budget_stops_the_run_and_a_larger_one_goes_on(tmp_path, monkeypatch):
+  spent = []
+
+  def complete(self, *arguments, **options):
+    answer = ask(self, *arguments, **options)
+    spent.append(answer.prompt_tokens + answer.completion_tokens)
+    return answer
+
+  ask = tg.CallableEngine.complete
+  monkeypatch.setattr(tg.CallableEngine, "complete", complete)
   budget = {**config()["budget"], "tokens": 15_000}
   with pytest.raises(BudgetError, match="15,000"):
     optimize(tmp_path / "run", 25, budget=budget)
-  state = json.loads((tmp_path / "run" / "state.json").read_text())
-  assert 0 < state["step"] < 25
-  assert state["account"]["prompt_tokens"] + state["account"]["completion_tokens"] <= 15_000
+  assert 0 < json.loads((tmp_path / "run" / "state.json").read_text())["step"] < 25
+  for _ in range(3):
+    with pytest.raises(BudgetError, match="15,000"):
+      optimize(tmp_path / "run", 25, budget=budget)
+  assert 14_000 < sum(spent) <= 15_000
   assert optimize(tmp_path / "run", 25)["test.final"] > 0.9
 
 

@@ -136,7 +136,7 @@ def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
 
 
 def past(similarity, vector, **options):
-  facts = {"count": 1, "accepted": None, "delta": None, "uses": 0, "helped": 0, "step": 0, **options}
+  facts = {"count": 1, "accepted": None, "delta": None, "uses": 0, "helped": 0, "run": "", "step": 0, **options}
   critique = tg.Critique(ROLE, options.pop("text", "text"))
   vector = np.asarray(vector, np.float32) / np.linalg.norm(vector)
   facts.pop("text", None)

@@ -14,6 +14,7 @@ import pytest
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.files import FolderInUseError
+from selfrag_jax.textgrad import gradient_store
 from selfrag_jax.textgrad.hashing import HashingEncoder
 
 ROLE = "system prompt"
@@ -70,6 +71,89 @@ def test_roles_are_kept_apart():
   store.add([critique(1)])
   assert [c.read().role for c in find(store, 1, k=3, role=ROLE)] == [ROLE]
   assert len(find(store, 1, k=3, role="other")) == 3
+
+
+def test_the_same_said_of_two_texts_is_kept_for_each():
+  store = tg.GradientStore()
+  same = {"text": "say why", "sample": "how many apples?"}
+  store.add([tg.Critique(ROLE, **same), tg.Critique("other", **same), tg.Critique("other", **same)])
+  store.add([tg.Critique(ROLE, **same)])
+  for role in (ROLE, "other"):
+    (found,) = store.search(store.embed([tg.Critique(role, **same)]), 5, role=role)[0]
+    assert (found.read().role, found.count) == (role, 2)
+
+
+def test_a_second_run_is_not_given_up_for_being_young():
+  store = tg.GradientStore(max_records=40, dedupe_threshold=None)
+  for i in range(40):
+    store.add([tg.Critique(ROLE, f"old{i}", f"sample{i}", run="a", step=1000 + i)])
+  for i in range(10):
+    store.add([tg.Critique(ROLE, f"new{i}", f"case{i}", run="b", step=i)])
+  assert [c.read().text for c in store.recent(10, role=ROLE)] == [f"new{i}" for i in reversed(range(10))]
+
+
+def test_a_step_that_was_stopped_is_forgotten(tmp_path):
+  said = [tg.Critique(ROLE, f"remark{run}{i}", f"case{run}{i}", run=run, step=i) for run in "ab" for i in range(4)]
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    store.add(said)
+    store.forget("a", 2)
+    assert sorted((c.run, c.step) for c in store.recent(64, role=ROLE)) == [("a", 0), ("a", 1)] + [
+      ("b", i) for i in range(4)
+    ]
+    assert all(c.run == "b" for c in store.search(store.embed(said[2:3]), 8)[0] if c.step >= 2)
+    store.add(said[2:3])
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    assert [(c.run, c.step) for c in store.recent(2, role=ROLE)] == [("a", 2), ("b", 3)]
+
+
+def test_what_is_said_again_keeps_its_place(tmp_path):
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    ids = [store.add([critique(i)])[0] for i in (1, 2, 1)]
+    live = [c.id for c in store.recent(5, role=ROLE)]
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    assert [c.id for c in store.recent(5, role=ROLE)] == live == [ids[1], ids[0]]
+
+
+def test_a_compaction_that_is_stopped_loses_nothing(tmp_path, monkeypatch):
+  path = str(tmp_path / "s")
+  store = tg.GradientStore(path, max_records=50, dedupe_threshold=None)
+  write = gradient_store.write_bytes_atomic
+
+  def stopped(*arguments):
+    write(*arguments)
+    raise OSError("after the rename")
+
+  monkeypatch.setattr(gradient_store, "write_bytes_atomic", stopped)
+
+  def fill():
+    for i in range(500):
+      store.add([critique(i)])
+
+  with pytest.raises(OSError, match="after the rename"):
+    fill()
+  with pytest.raises(ValueError, match="closed"):
+    store.add([critique(500)])
+  with tg.GradientStore(path, dedupe_threshold=None) as again:
+    assert all(c.read() == critique(c.step) for c in again.recent(64, role=ROLE))
+
+
+def test_the_log_of_uses_does_not_grow_for_ever(tmp_path):
+  size = lambda: sum(file.stat().st_size for file in (tmp_path / "s" / "memory").rglob("*") if file.is_file())
+  with tg.GradientStore(str(tmp_path / "s"), encoder=tiny, encoder_name="tiny") as store:
+    ids = store.add([critique(1)])
+    sizes = [size()]
+    for _ in range(3000):
+      store.note_use(ids, accepted=True)
+      sizes.append(size())
+  assert max(sizes) < 1100 * (sizes[100] - sizes[0]) / 100
+  with tg.GradientStore(str(tmp_path / "s"), encoder=tiny, encoder_name="tiny") as store:
+    assert store.recent(1, role=ROLE)[0].uses == 3000
+
+
+def test_a_folder_asks_for_the_name_of_its_encoder(tmp_path):
+  with pytest.raises(ValueError, match="encoder_name"):
+    tg.GradientStore(str(tmp_path / "s"), encoder=tiny)
+  assert not (tmp_path / "s").exists()
 
 
 def test_recent_is_by_time_and_not_by_use(tmp_path):
@@ -150,6 +234,9 @@ def test_a_damaged_file_of_texts_is_refused(tmp_path):
   file.write_bytes(file.read_bytes()[:-10])
   with pytest.raises(tg.GradientStoreError, match="lacks the texts of 1 critiques"):
     tg.GradientStore(str(path))
+  file.write_bytes(b"something else\n")
+  with pytest.raises(tg.GradientStoreError, match="something else"):
+    tg.GradientStore(str(path))
 
 
 def test_other_encoder_is_refused(tmp_path):
@@ -172,7 +259,7 @@ def test_version_is_checked(tmp_path):
   path = tmp_path / "s"
   tg.GradientStore(str(path)).close()
   manifest = path / "gradient_store.json"
-  manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 9'))
+  manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 9'))
   with pytest.raises(tg.GradientStoreError, match="format 9"):
     tg.GradientStore(str(path))
 

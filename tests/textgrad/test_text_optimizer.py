@@ -107,6 +107,7 @@ def test_replies(reply, expected):
     (improved(""), "empty"),
     (improved(" \n"), "empty"),
     (improved("x") + improved("y"), "2 texts"),
+    (improved(f"end with {TAGS[1]} always"), "once too often"),
     (improved("x" * (LONGEST + 1)), "200,001 characters"),
   ],
 )
