@@ -57,11 +57,19 @@ class UnitTest(NamedTuple):
 def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> str:
   """Return what a call of a program returns, as a literal, or what became of it instead."""
   command = [sys.executable, "-I", "-c", _HARNESS, str(seconds), str(megabytes)]
-  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-  text = {"encoding": "utf-8", "errors": "replace"}
   with (
     tempfile.TemporaryDirectory() as folder,
-    subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **pipes, **text) as process,
+    subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      encoding="utf-8",
+      errors="replace",
+      cwd=folder,
+      env={},
+      start_new_session=True,
+    ) as process,
   ):
     try:
       answer, _ = process.communicate(json.dumps([program, call]), timeout=2 * seconds)
