@@ -1,6 +1,6 @@
 """Gradient-RAG beside other ways to remember critiques: what is each worth at one budget of tokens?
 
-  python benchmarks/gradient_rag.py [--seeds=20] [--jobs=2] [--scenarios=return,steady,null,weak]
+  python benchmarks/gradient_rag.py [--seeds=20] [--jobs=2] [--scenarios=return,steady,null,noise=0.1]
   python benchmarks/gradient_rag.py --endpoint=http://localhost:11434/v1 --model=qwen3 --seeds=3 \\
     --files=object_counting.json,date_understanding.json --steps=20
 
@@ -12,14 +12,17 @@ textgrad==0.1.8), it runs as it is, as `textgrad`, which forgets the critiques o
 
 Scenarios, on the Latent Rulebook with scripted models: `return` (12 topics, then 48 others, then the 12 again: the
 first steps of the return), `steady` (60 topics, second half), `null` (a critic that never errs and room for all rules:
-memory cannot help and must not hurt), `weak` (a critic that is wrong more often than right), and `capacity=N` (steady
-with room for N of the 60 rules: how much a prompt must forget). With --endpoint, the one scenario is `endpoint`: the
-same arms with a real model as model, critic and optimizer, on files of BIG-Bench-Hard, each a topic: the cases of
---steps steps are of the first file, then of each other one, then of the first again; the last steps count.
+memory cannot help and must not hurt), `noise=P` (the same with a critic that is wrong with probability P), `weak` (a
+critic that is wrong more often than right), `capacity=N` (steady with room for N of the 60 rules: how much a prompt
+must forget), and `long` (1,200 samples against engines of 4,096 tokens; the last quarter counts). With --endpoint, the
+one scenario is `endpoint`: the same arms with a real model as model, critic and optimizer, on files of BIG-Bench-Hard,
+each a topic: the cases of --steps steps are of the first file, then of each other one, then of the first again; the
+last steps count. Prompts are scored on cases that none of these steps shows, and that is booked apart.
 
-Prints the mean score over the seeds, each arm's paired difference to retrieval with its bootstrap interval, the share
-of tokens that showing the past adds to all calls, and the milliseconds that remembering takes a step. Writes the
-figures as JSON with --output. The defaults take about five minutes on two cores.
+Prints the mean score over the seeds, each arm's paired difference to retrieval with its bootstrap interval, by how much
+prompt tokens of all calls exceed those of `none` (an arm that leaves fewer wrong answers to criticise saves some), the
+tokens of the largest prompt, and the milliseconds that remembering takes a step. Writes the figures as JSON with
+--output. The defaults take about eight minutes on two cores.
 """
 
 import concurrent.futures
@@ -50,7 +53,9 @@ from selfrag_jax.textgrad.gradient_store import GradientStore, PastCritique
 SEEDS = flags.DEFINE_integer("seeds", 20, "Seeds, from 1000 on: none was used while anything was chosen.")
 JOBS = flags.DEFINE_integer("jobs", 2, "Processes.")
 SCENARIOS = flags.DEFINE_list(
-  "scenarios", ["return", "steady", "null", "weak", "capacity=12", "capacity=36", "capacity=60"], "Which of them."
+  "scenarios",
+  ["return", "steady", "null", "noise=0.1", "weak", "capacity=12", "capacity=36", "capacity=60", "long"],
+  "Which of them.",
 )
 CHOSEN = flags.DEFINE_list("arms", [], "Which arms, none and retrieval among them (default: all).")
 ENDPOINT = flags.DEFINE_string("endpoint", None, "Address of a server that speaks OpenAI's protocol: real models.")
@@ -62,10 +67,10 @@ ANSWER = flags.DEFINE_integer("max_tokens", 1000, "Of each answer, for --endpoin
 OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 ARMS = ("none", "accumulate", "window", "random", "retrieval", "oracle")
 PEER = ("textgrad", "textgrad_all")
-CONTEXT = 8192  # tokens of the engine that optimizes
+CONTEXT, ANSWERED = 8192, 500  # tokens of the engines, and of an answer of a scripted one at most
 BATCH, TEST, PAST = 3, 40, 400  # cases a step, cases that score each prompt, tokens of the past in a prompt
 OLD, OTHERS = range(12), range(12, 60)
-SAMPLES = 200  # of a file
+SAMPLES, TRAINED = 250, 150  # of a file, and those of them that the steps show
 
 
 class RandomReplay(GradientStore):
@@ -104,18 +109,23 @@ class Oracle(GradientStore):
 class World:
   """The Latent Rulebook of a scenario: what is asked, and the scripted models."""
 
-  role, initial, batch, test = ROLE, EMPTY, BATCH, TEST
+  role, initial = ROLE, EMPTY
 
   def __init__(self, name: str, seed: int):
     """Make the book and the engines, and say which topics each step has and which steps count."""
     settings, self.topics, self.counted = scenario(name)
     self._book = Rulebook(seed=seed, **settings)
     self.account = tg.Account()
-    limits = {"account": self.account, "concurrency": 1}
+    limits = {"account": self.account, "concurrency": 1, "max_tokens": ANSWERED}
+    limits["context_tokens"] = 4096 if name == "long" else CONTEXT
     self.model = tg.CallableEngine(self._book.answer, **limits)
     self.critic = tg.CallableEngine(self._book.criticise, **limits)
-    self.optimizer = tg.CallableEngine(self._book.optimize, context_tokens=CONTEXT, max_tokens=1000, **limits)
-    self.cases, self.topic_of, self.score = self._book.cases, self._book.topic_of, self._book.score
+    self.optimizer = tg.CallableEngine(self._book.optimize, **limits)
+    self.topic_of, self.score = self._book.topic_of, self._book.score
+
+  def draw(self, rng: np.random.Generator, topics: Sequence[int]) -> tuple[list[Case], list[Case]]:
+    """Draw the cases of a step, and those that score its prompt; each is new."""
+    return self._book.cases(rng, topics, BATCH), self._book.cases(rng, topics, TEST)
 
   def is_right(self, answer: str, case: Case) -> bool:
     """Tell whether an answer is right."""
@@ -125,11 +135,8 @@ class World:
 class RealWorld:
   """Files of BIG-Bench-Hard, each a topic, and a model behind an endpoint in all three parts."""
 
-  batch = BATCH
-
   def __init__(self, name: str, seed: int):
     """Read the files."""
-    self.test = CASES.value
     if not FILES.value:
       raise ValueError("--endpoint needs --files=FILE,FILE: tasks of BIG-Bench-Hard")
     sections = [{"name": "bbh", "path": path, "calls": 1, "sizes": {"all": SAMPLES}} for path in FILES.value]
@@ -141,13 +148,17 @@ class RealWorld:
     self.topics = [[topic] for topic in order for _ in range(STEPS.value)]
     self.counted = slice(len(self.topics) - STEPS.value, len(self.topics))
     self.account = tg.Account()
+    limits = {"context_tokens": CONTEXT, "max_tokens": ANSWER.value, "concurrency": 4}
     self.model = self.critic = self.optimizer = tg.OpenAIEngine(
-      MODEL.value, ENDPOINT.value, account=self.account, context_tokens=CONTEXT, max_tokens=ANSWER.value, concurrency=4
+      MODEL.value, ENDPOINT.value, account=self.account, **limits
     )
+    self._scorer = tg.OpenAIEngine(MODEL.value, ENDPOINT.value, **limits)
 
-  def cases(self, rng: np.random.Generator, topics: Sequence[int], n: int) -> list[Case]:
-    """Draw n cases of some of the topics."""
-    return [self._samples[int(t)][int(rng.integers(SAMPLES))] for t in rng.choice(np.asarray(topics), n)]
+  def draw(self, rng: np.random.Generator, topics: Sequence[int]) -> tuple[list[Case], list[Case]]:
+    """Draw the cases of a step, and those that score its prompt, of the rest of the file."""
+    one = lambda cases: cases[int(rng.integers(len(cases)))]
+    step = [one(self._samples[int(t)][:TRAINED]) for t in rng.choice(np.asarray(topics), BATCH)]
+    return step, [one(self._samples[int(t)][TRAINED:]) for t in rng.choice(np.asarray(topics), CASES.value)]
 
   def topic_of(self, text: str) -> int:
     """Return the file that a case came from."""
@@ -155,8 +166,8 @@ class RealWorld:
 
   def score(self, prompt: str, cases: Sequence[Case]) -> float:
     """Ask the model."""
-    calls = [functools.partial(self.model, case.text, system_prompt=prompt) for case in cases]
-    answers = at_once(calls, self.model.concurrency)
+    calls = [functools.partial(self._scorer, case.text, system_prompt=prompt) for case in cases]
+    answers = at_once(calls, self._scorer.concurrency)
     return float(np.mean([self.is_right(answer, case) for answer, case in zip(answers, cases, strict=True)]))
 
   def is_right(self, answer: str, case: Case) -> bool:
@@ -169,8 +180,11 @@ def scenario(name: str) -> tuple[dict[str, Any], list[range], slice]:
   everything = range(60)
   if name == "return":
     return {"capacity": 24}, [OLD] * 60 + [OTHERS] * 80 + [OLD] * 8, slice(140, 148)
-  if name == "null":
-    return {"capacity": 60, "noise": 0.0}, [everything] * 120, slice(60, 120)
+  if name == "null" or name.startswith("noise="):
+    noise = float(name.partition("=")[2] or 0)
+    return {"capacity": 60, "noise": noise}, [everything] * 120, slice(60, 120)
+  if name == "long":
+    return {"capacity": 24}, [everything] * 400, slice(300, 400)
   if name == "weak":
     return {"capacity": 24, "noise": 0.7}, [everything] * 120, slice(60, 120)
   capacity = int(name.removeprefix("capacity=")) if name.startswith("capacity=") else 24
@@ -179,7 +193,6 @@ def scenario(name: str) -> tuple[dict[str, Any], list[range], slice]:
 
 def peer() -> Any:
   """Return the package textgrad and what makes one of its engines of ours."""
-  os.environ.setdefault("TEXTGRAD_LOG_DIR", tempfile.mkdtemp())  # it makes a folder when it is imported
   os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
   import textgrad
   from textgrad.autograd import StringBasedFunction
@@ -228,7 +241,7 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
   scores, full_at, steps = [], None, 0
   is_counted = set(range(len(world.topics))[world.counted])
   for step, of in enumerate(world.topics):
-    cases, test = world.cases(rng, of, world.batch), world.cases(rng, of, world.test)
+    cases, test = world.draw(rng, of)
     losses, failed = [], []
     for case in cases:
       answer = model(lib.Variable(case.text, requires_grad=False, role_description="case"))
@@ -255,7 +268,8 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
   return {
     "score": float(np.mean(scores)),
     "tokens": world.account.prompt_tokens,
-    "milliseconds": 1000 * getattr(optimizer, "overhead_seconds", 0.0) / max(steps, 1),
+    "largest_prompt": world.account.largest_prompt,
+    "milliseconds": None if arm in PEER else 1000 * optimizer.overhead_seconds / max(steps, 1),
     "full_at": full_at,
   }
 
@@ -270,7 +284,8 @@ def main(_: list[str]) -> None:
       f"--arms={','.join(arms)}: {', '.join(unknown)}? They are {', '.join((*ARMS, *PEER))}, "
       "and none and retrieval, which the others are compared with, must be among them"
     )
-  with concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
+  with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
+    os.environ.setdefault("TEXTGRAD_LOG_DIR", folder)  # textgrad makes one when it is imported
     for name in ["endpoint"] if ENDPOINT.value else SCENARIOS.value:
       jobs = [(name, arm, seed) for arm in arms for seed in seeds]
       found = dict(zip(jobs, pool.map(run, jobs), strict=True))
@@ -295,8 +310,10 @@ def compare(of: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     report[arm] = {
       "score": float(score.mean()),
       "added_tokens": float(np.mean([run["tokens"] for run in runs] / plain - 1)),
-      "milliseconds_a_step": float(np.mean([run["milliseconds"] for run in runs])),
+      "largest_prompt": max(run["largest_prompt"] for run in runs),
     }
+    if runs[0]["milliseconds"] is not None:
+      report[arm]["milliseconds_a_step"] = float(np.mean([run["milliseconds"] for run in runs]))
     if arm != "retrieval":
       report[arm]["retrieval_minus_this"] = float((retrieval - score).mean())
       report[arm]["interval"] = list(bootstrap_difference(retrieval, score))
@@ -305,7 +322,7 @@ def compare(of: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
   """Format a scenario for a terminal."""
-  lines = [f"{'':12}{'score':>8}{'retrieval - this':>28}{'added tokens':>14}{'ms a step':>11}"]
+  lines = [f"{'':12}{'score':>8}{'retrieval - this':>28}{'added tokens':>14}{'largest':>9}{'ms a step':>11}"]
   for arm, row in rows.items():
     if "score" not in row:
       step = row["context_full_at_step"]
@@ -313,7 +330,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
       continue
     low, high = row.get("interval", (0.0, 0.0))
     difference = f"{row['retrieval_minus_this']:+.3f} [{low:+.3f}, {high:+.3f}]" if "interval" in row else ""
-    numbers = f"{row['added_tokens']:14.1%}{row['milliseconds_a_step']:11.2f}"
+    numbers = f"{row['added_tokens']:14.1%}{row['largest_prompt']:9,}"
+    numbers += f"{row['milliseconds_a_step']:11.2f}" if "milliseconds_a_step" in row else ""
     lines.append(f"{arm:12}{row['score']:8.3f}{difference:>28}{numbers}")
   return "\n".join(lines)
 

@@ -10,6 +10,8 @@ from selfrag_jax.memory.backends import Backend
 from selfrag_jax.memory.similarity import cosine
 from selfrag_jax.memory.table import Table
 
+CANDIDATES = 4  # chunks that are near enough are asked for, where a field must agree too
+
 
 def near_duplicates(
   table: Table,
@@ -25,42 +27,43 @@ def near_duplicates(
   rows f32 [N, D] are the embeddings of `records`; repeating is a cosine of at least `threshold` (None: nothing does).
   Chunks with a key are always new; with `within`, chunks repeat only those whose metadata agrees in that field.
   """
-  same_as: list[str | None] = [None] * len(rows)
   if threshold is None:
-    return same_as
-  # what goes with this very change is repeated by nobody: superseded chunks, and the oldest if room is needed
+    return [None] * len(rows)
+  value_of = lambda record: None if within is None else record["metadata"].get(within)
+  values = [value_of(record) for record in records]
+  is_keyed = np.array([record["key"] is not None for record in records])
+  allowed = _staying(table, len(rows), superseded)
+  k = 1 if within is None else CANDIDATES
+  old = backend.search(table, rows, k, allowed=allowed, bias=None, metric="cosine")
+  same_as: list[str | None] = [None] * len(rows)
+  for i in np.flatnonzero(~is_keyed):
+    near = [table.ids[slot] for slot, score in zip(old.slots[i], old.scores[i], strict=True) if score >= threshold]
+    same_as[i] = next((id for id in near if value_of(table.records[id]) == values[i]), None)
+    if same_as[i] is None and within is not None and len(near) == k:  # one that agrees may come behind them
+      fitting = table.fitting({within: values[i]}) & (table.valid if allowed is None else allowed)
+      best = backend.search(table, rows[i : i + 1], 1, allowed=fitting, bias=None, metric="cosine")
+      same_as[i] = table.ids[int(best.slots[0, 0])] if best.scores[0, 0] >= threshold else None
+  is_old = np.array([same is not None for same in same_as])
+  for value in dict.fromkeys(values):
+    fits = np.array([own == value for own in values])
+    for i, first in enumerate(repeats(rows, threshold, is_old | is_keyed | ~fits)):
+      if first is not None:
+        same_as[i] = records[first]["id"]
+  return same_as
+
+
+def _staying(table: Table, n: int, superseded: AbstractSet[str]) -> np.ndarray | None:
+  """Return bool[C], the slots that are not cleared by a change that adds n chunks; None if all stay.
+
+  What goes with this very change is repeated by nobody: superseded chunks, and the oldest if room is needed.
+  """
+  room = len(table.valid) - n
+  if not superseded and len(table.slots) <= room:
+    return None
   stay = [slot for chunk_id, slot in table.slots.items() if chunk_id not in superseded]
-  room = len(table.valid) - len(rows)
   allowed = np.zeros_like(table.valid)
   allowed[stay[max(len(stay) - room, 0) :]] = True
-  groups: dict[Any, list[int]] = {}
-  for i, record in enumerate(records):
-    groups.setdefault(None if within is None else record["metadata"].get(within), []).append(i)
-  for value, places in groups.items():
-    fitting = allowed if within is None else allowed & table.fitting({within: value})
-    found = _repeated(table, backend, rows[places], [records[i] for i in places], fitting, threshold)
-    for i, same in zip(places, found, strict=True):
-      same_as[i] = same
-  return same_as
-
-
-def _repeated(
-  table: Table,
-  backend: Backend,
-  rows: np.ndarray,
-  records: Sequence[Mapping[str, Any]],
-  allowed: np.ndarray,
-  threshold: float,
-) -> list[str | None]:
-  old = backend.search(table, rows, 1, allowed=allowed, bias=None, metric="cosine")
-  is_old = np.asarray(old.scores)[:, 0] >= threshold
-  is_keyed = np.array([record["key"] is not None for record in records])
-  same_as: list[str | None] = [
-    None if first is None else records[first]["id"] for first in repeats(rows, threshold, is_old | is_keyed)
-  ]
-  for i in np.flatnonzero(is_old & ~is_keyed):
-    same_as[i] = table.ids[int(old.slots[i, 0])]
-  return same_as
+  return allowed
 
 
 def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int | None]:

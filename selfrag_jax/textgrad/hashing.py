@@ -16,7 +16,7 @@ class HashingEncoder:
   A word of many letters says more than a short one, and weighs so: there is no corpus to count frequencies in.
   """
 
-  def __init__(self, width: int = 512):
+  def __init__(self, width: int = 256):
     """Make an encoder into `width` numbers."""
     self.width, self.name = width, f"hashing-{width}"
     self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -29,9 +29,10 @@ class HashingEncoder:
       counts: dict[str, int] = {}
       for feature in [*words, *map(" ".join, itertools.pairwise(words))]:
         counts[feature] = counts.get(feature, 0) + 1
-      for feature, count in counts.items():
-        places, signs = self._places(feature)
-        np.add.at(row, places, signs * np.float32(1 + np.log(count)))
+      if counts:
+        places, signs = zip(*map(self._places, counts), strict=True)
+        weights = 1 + np.log(np.array([*counts.values()], np.float32))
+        np.add.at(row, np.stack(places), np.stack(signs) * weights[:, None])
       row /= np.linalg.norm(row) or 1
     return rows
 

@@ -43,6 +43,13 @@ def estimate_tokens(content: Content | None) -> int:
 class Account:
   """What a run has spent, and the budget that it may not exceed; a call counts in full until it has ended."""
 
+  calls: int
+  cached_calls: int
+  prompt_tokens: int
+  completion_tokens: int
+  largest_prompt: int  # tokens
+  _COUNTS = ("calls", "cached_calls", "prompt_tokens", "completion_tokens", "largest_prompt")
+
   def __init__(
     self,
     max_tokens: int | None = None,
@@ -56,7 +63,8 @@ class Account:
     self._prices = prompt_price, completion_price
     self._lock = threading.Lock()
     self._reserved: list[tuple[int, int]] = []
-    self.calls = self.cached_calls = self.prompt_tokens = self.completion_tokens = 0
+    for name in self._COUNTS:
+      setattr(self, name, 0)
 
   @property
   def tokens(self) -> int:
@@ -90,6 +98,7 @@ class Account:
         self.calls += 1
         self.prompt_tokens += completion.prompt_tokens
         self.completion_tokens += completion.completion_tokens
+        self.largest_prompt = max(self.largest_prompt, completion.prompt_tokens)
 
     try:
       yield note
@@ -104,12 +113,11 @@ class Account:
 
   def state(self) -> dict[str, Any]:
     """Return what was spent, for a file."""
-    names = ("calls", "cached_calls", "prompt_tokens", "completion_tokens")
-    return {**{name: getattr(self, name) for name in names}, "cost": self.cost}
+    return {**{name: getattr(self, name) for name in self._COUNTS}, "cost": self.cost}
 
   def restore(self, state: dict[str, Any]) -> None:
     """Go on from `state()`."""
-    for name in ("calls", "cached_calls", "prompt_tokens", "completion_tokens"):
+    for name in self._COUNTS:
       setattr(self, name, state[name])
 
   def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:

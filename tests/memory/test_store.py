@@ -136,6 +136,20 @@ def test_near_duplicates_are_counted_and_not_added():
   assert store.size == 7
 
 
+def test_near_duplicates_within_a_field():
+  axes = np.eye(D, dtype=np.float32)
+  near = 0.92 * axes[0] + np.sqrt(1 - 0.92**2) * axes[1:]  # of the first axis, and not of each other
+  store = MemoryStore(D, 20, backend="numpy", dedupe_threshold=0.9, dedupe_within="role")
+  kinds = [{"role": "a"}] * (D - 2) + [{"role": "b"}]  # more of another kind than are asked for
+  ids = store.add_many([f"text {i}" for i in range(D - 1)], near, metadata=kinds)
+  assert len(set(ids)) == D - 1
+  query = axes[0] - 0.01 * axes[D - 1]  # the least like the one of its own kind
+  assert store.add("as b", query, metadata={"role": "b"}) == ids[-1]
+  assert store.add("as none", query, metadata={"role": "c"}) not in ids
+  both = store.add_many(["c", "d", "d"], [-query] * 3, metadata=[{"role": r} for r in "cdd"])
+  assert both[0] != both[1] == both[2]
+
+
 def test_what_repeats_a_chunk_that_must_go_is_added():
   store = MemoryStore(D, 2, backend="numpy", dedupe_threshold=0.99)
   rows = vectors(3)

@@ -242,7 +242,7 @@ def test_a_damaged_file_of_texts_is_refused(tmp_path):
 def test_other_encoder_is_refused(tmp_path):
   path = str(tmp_path / "s")
   tg.GradientStore(path).close()
-  with pytest.raises(tg.GradientStoreError, match=r"hashing-512 of width 512.*hashing-64 of width 64"):
+  with pytest.raises(tg.GradientStoreError, match=r"hashing-256 of width 256.*hashing-64 of width 64"):
     tg.GradientStore(path, encoder=HashingEncoder(64))
 
 
