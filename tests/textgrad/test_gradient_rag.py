@@ -109,30 +109,40 @@ def test_critiques_that_were_put_into_one_are_stored_each():
 
 
 def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
-  """The engine raises beyond 4,096; planted critiques are still found after 10,000 others, and prompts do not grow."""
-  rng = np.random.default_rng(0)
+  """Model, critic and optimizer raise beyond 4,096; prompts do not grow; planted critiques are found after 10,000."""
+  rng, account = np.random.default_rng(0), tg.Account()
   words = [f"word{i}" for i in range(3000)]
-  sizes, longest = {}, 0
+  talk = lambda: " ".join(rng.choice(words, 12))
+  planted = {f"zebra{i} crossing{i} at midnight{i}": f"mind the stripes{i}" for i in range(10)}
 
   def answer(content, system):
-    return improved() if "optimizer inside" in system else "say why"
+    if "optimizer inside" in system:
+      return improved()
+    return next((critique for sample, critique in planted.items() if sample in content), None) or talk()
 
-  engine = tg.CallableEngine(answer, context_tokens=4096, max_tokens=500)
+  engine = tg.CallableEngine(answer, context_tokens=4096, max_tokens=500, account=account, concurrency=1)
   p = tg.Variable("be brief", role_description=ROLE)
-  optimizer = tg.TGD([p], engine=engine, use_gradient_rag=True, rag=tg.RagConfig(k=4, tokens=2000))
-  planted = [(f"zebra{i} crossing{i} at midnight{i}", f"mind the stripes{i}") for i in range(10)]
-  for n in range(0, 10_000, 100):
-    cases = [planted[n // 1000]] if n % 1000 == 0 else []
-    cases += [(" ".join(rng.choice(words, 12)), " ".join(rng.choice(words, 12))) for _ in range(100 - len(cases))]
-    _, prompt = step(optimizer, p, *cases)
-    longest = max(longest, estimate_tokens(prompt))
-    if n + 100 in (100, 1000, 10_000):
-      sizes[n + 100] = longest
-  assert max(sizes.values()) <= 1.05 * min(sizes.values())
+  model, optimizer = tg.BlackboxLLM(engine, p), tg.TGD([p], engine=engine, use_gradient_rag=True)
+  sizes, waiting = {}, list(planted)
+  for n in range(3, 10_003, 3):
+    cases = [waiting.pop(0) if n % 999 == 0 and waiting else talk(), talk(), talk()]
+    learn(optimizer, model, engine, cases)
+    sizes[n] = account.largest_prompt
+  assert waiting == []
+  assert sizes[9999] <= 1.05 * sizes[99]
   assert len(optimizer.store) >= 10_000
-  for sample, critique in planted:
-    _, prompt = step(optimizer, p, (sample + " again", f"not what {critique[-8:]} asked"))
-    assert critique in prompt
+  for sample, critique in planted.items():
+    learn(optimizer, model, engine, [sample.replace(" at ", " before ")])
+    assert critique in engine.calls[-1][0]
+
+
+def learn(optimizer, model, engine, cases):
+  """A step in which all cases were answered wrongly."""
+  optimizer.zero_grad()
+  wrong = tg.StringBasedFunction(lambda answer: "this is not right", "tells whether it is right")
+  answers = [model(tg.Variable(case, requires_grad=False, role_description="case")) for case in cases]
+  tg.sum([wrong({"answer": answer}) for answer in answers]).backward(engine)
+  optimizer.step()
 
 
 def past(similarity, vector, **options):
