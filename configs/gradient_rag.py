@@ -38,6 +38,7 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
       "engines": {
         part: engine("scripted" if is_scripted else "gpt-4o-mini") for part in ("model", "critic", "optimizer")
       },
+      "cache": True,  # answers of models that are not scripted, in the workdir: what was paid for is not asked again
       "memory": "retrieval",  # none, window or retrieval
       "rag": {"k": 12, "tokens": 1500, "past_tokens": 500, "merge": "concatenate", "min_score": 0.1, "min_ratio": 0.75},
       "optimizer": {
@@ -86,6 +87,6 @@ def engine(name: str) -> dict[str, object]:
     "base_url": "",  # OpenAI's
     "temperature": 0.0,
     "max_tokens": 2000,
-    "context_tokens": 32_768,
+    "context_tokens": 32_768,  # of prompt and answer; those of your model
     "concurrency": 8,
   }

@@ -105,10 +105,20 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   spent = workdir / "account.json"
   if spent.exists():
     experiment.account.restore(json.loads(spent.read_text()))
+  if experiment.config["cache"]:
+    _keep_answers(experiment, workdir / "answers.sqlite")
   try:
     return _run(experiment, workdir, spent)
   finally:  # what a step has spent that was stopped counts too
     write_json(spent, experiment.account.state())
+
+
+def _keep_answers(experiment: Experiment, path: epath.Path) -> None:
+  """Let what was paid for once be asked for never again; scripts cost nothing."""
+  cache = None
+  for engine in experiment.engines.values():
+    if isinstance(engine, tg.MeteredEngine) and not isinstance(engine, tg.CallableEngine):
+      engine.cache = cache = cache or tg.EngineCache(str(path))
 
 
 def _run(experiment: Experiment, workdir: epath.Path, spent: epath.Path) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from etils import epath
 from selfrag_jax.evals.page import render, table
 from selfrag_jax.files import write_bytes_atomic
 
+CRITIQUES = 20  # past critiques in the table of those that were shown the most
 SHOWN = 60  # steps that are shown in full: the first and the last of those that changed or tried something
 
 
 def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
   """Write `report.html`, one file with everything in it, and `prompt_optimization.png`."""
-  figure = _figure(history)
+  config = report["config"]
+  figure = _figure(history, config["task"]["sizes"]["train"] / config["optimizer"]["batch_size"])
   write_bytes_atomic(workdir / "prompt_optimization.png", figure)
   tried = [
     (before, row)
@@ -51,6 +53,7 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
       f"<pre>{html.escape(text['initial'])}</pre><pre>{html.escape(text['final'])}</pre>"
       for text in report["texts"]
     ),
+    *_remembered(history),
     f"<h2>Steps</h2><p>{len(shown)} of {len(tried)} steps that wrote a new version.</p>",
     *(_step([text["role"] for text in report["texts"]], before, row) for before, row in shown),
   ]
@@ -84,13 +87,47 @@ def _step(roles: Sequence[str], before: Mapping[str, Any], row: Mapping[str, Any
   return "".join(parts)
 
 
+def _remembered(history: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Return what followed steps that were shown past critiques, and which critiques were shown the most."""
+  tried = [row for row in history if row.get("delta") is not None]
+  deltas = {kind: [row["delta"] for row in tried if any(row["past"]) == kind] for kind in (True, False)}
+  rows = [
+    (
+      f"{name} past critiques",
+      len(changes),
+      f"{sum(change > 0 for change in changes)}, {sum(change < 0 for change in changes)}",
+      f"{sum(changes) / len(changes):+.3f}",
+    )
+    for name, changes in (("with", deltas[True]), ("without", deltas[False]))
+    if changes
+  ]
+  shown: dict[str, list[float]] = {}
+  for row in tried:
+    for line in itertools.chain.from_iterable(row["past"]):
+      shown.setdefault(re.sub("^<[^>]*>|</PAST_FEEDBACK>$", "", line), []).append(row["delta"])
+  if not shown:
+    return []
+  most = sorted(shown.items(), key=lambda item: -len(item[1]))[:CRITIQUES]
+  return [
+    "<h2>What was remembered</h2><p>Validation before and after the steps that were shown past critiques, and those "
+    "that were not. A difference between the two says little by itself: which steps find something similar is no "
+    "accident.</p>",
+    table(("steps", "number", "better, worse", "mean change"), rows),
+    f"<p>The {len(most)} past critiques that were shown the most, of {len(shown)}.</p>",
+    table(
+      ("critique", "shown", "better after it", "mean change"),
+      [(text[:300], len(c), sum(change > 0 for change in c), f"{sum(c) / len(c):+.3f}") for text, c in most],
+    ),
+  ]
+
+
 def _folded(what: str, lines: Sequence[str]) -> str:
   items = "".join(f"<li>{html.escape(line)}" for line in lines)
   return f"<details><summary>{what}: {len(lines)}</summary><ul>{items}</ul></details>"
 
 
-def _figure(history: Sequence[Mapping[str, Any]]) -> bytes:
-  """Draw the validation score and the share of each batch that was right."""
+def _figure(history: Sequence[Mapping[str, Any]], epoch: float) -> bytes:
+  """Draw the validation score and the share of each batch that was right; a line where each `epoch` of steps ends."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -107,6 +144,8 @@ def _figure(history: Sequence[Mapping[str, Any]]) -> bytes:
   )
   axes.step([row["step"] + 1 for row in history], [row["valid"] for row in history], where="post", label="validation")
   axes.set(xlabel="step", ylabel="right", ylim=(-0.02, 1.02))
+  for end in range(1, int((len(history) - 1) / epoch) + 1):
+    axes.axvline(end * epoch, color="#dddddd", linestyle=":", label="epochs" if end == 1 else None, zorder=0)
   axes.legend(loc="lower right")
   data = io.BytesIO()
   figure.savefig(data, format="png", dpi=120)

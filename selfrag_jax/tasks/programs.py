@@ -86,7 +86,8 @@ def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = M
 def is_same_value(answer: str, result: str) -> bool:
   """Tell whether what `run_test` returned is the literal that was expected."""
   try:
-    return bool(ast.literal_eval(answer) == ast.literal_eval(result))
+    a, b = ast.literal_eval(answer), ast.literal_eval(result)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)  # True == 1
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return answer == result
 

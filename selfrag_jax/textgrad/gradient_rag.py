@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,7 +120,8 @@ def format_past(critique: PastCritique, is_recent: bool) -> str:
   outcome = {True: "accepted", None: "unknown", False: "rejected"}[critique.accepted]
   change = "" if critique.delta is None else f" {critique.delta:+.3f}"
   facts = f'{similarity} count="{critique.count}" outcome="{outcome}{change}"'
-  return f"<PAST_FEEDBACK {facts}>{critique.text}</PAST_FEEDBACK>"
+  text = re.sub("<(/?PAST_FEEDBACK)", r"< \1", critique.text)  # a critique that quotes the tag ends at its own
+  return f"<PAST_FEEDBACK {facts}>{text}</PAST_FEEDBACK>"
 
 
 def fit(parts: Sequence[list[Any]], budget: int, count_tokens: Callable[[Content | None], int]) -> list[list[Any]]:

@@ -56,7 +56,7 @@ class PastCritique:
   count: int  # how often it was given, near duplicates counted
   accepted: bool | None  # the change that followed; None: not known
   delta: float | None  # of the validation score
-  uses: int  # how often it was found again, and how often the change that followed that was accepted
+  uses: int  # how often it was found again, and how often the change that followed that was for the better
   helped: int
   run: str
   step: int
@@ -276,12 +276,12 @@ class GradientStore:
         self._memory.update(id, metadata={"accepted": accepted, "delta": delta})
         self._note_changes(1)
 
-  def note_use(self, ids: Iterable[str], accepted: bool) -> None:
-    """Say that critiques were shown to the optimizer again, and whether its change was accepted."""
+  def note_use(self, ids: Iterable[str], helped: bool) -> None:
+    """Say that critiques were shown to the optimizer again, and whether the change that followed was for the better."""
     for id in ids:
       if id in self._memory:
         old = self._memory.get(id).metadata
-        self._memory.update(id, metadata={"uses": old["uses"] + 1, "helped": old["helped"] + accepted})
+        self._memory.update(id, metadata={"uses": old["uses"] + 1, "helped": old["helped"] + helped})
         self._note_changes(1)
 
   def read(self, id: str) -> Critique:

@@ -128,23 +128,32 @@ class EngineCache:
   """Answers on disk by model, prompt and sampling parameters, in one SQLite file that several processes may share."""
 
   def __init__(self, path: str):
+    """Open the file, or make one. Raises EngineError for another file."""
     self.path = path
     self._lock = threading.Lock()
-    self._file = sqlite3.connect(path, check_same_thread=False, timeout=60)
-    with self._file:
-      self._file.execute("PRAGMA journal_mode = WAL")
-      self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT NOT NULL)")
+    with self._errors():
+      self._file = sqlite3.connect(path, check_same_thread=False, timeout=60)
+      with self._file:
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT NOT NULL)")
 
   def get(self, key: str) -> str | None:
     """Return the answer that is known."""
-    with self._lock:
+    with self._lock, self._errors():
       row = self._file.execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
   def put(self, key: str, text: str) -> None:
-    """Keep an answer."""
-    with self._lock, self._file:
+    """Keep an answer. Raises EngineError when the disk is full."""
+    with self._lock, self._errors(), self._file:
       self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+
+  @contextlib.contextmanager
+  def _errors(self) -> Iterator[None]:
+    try:
+      yield
+    except sqlite3.Error as error:
+      raise EngineError(f"the cache of answers {self.path} cannot be used: {error}") from None
 
   @staticmethod
   def key(model: str, content: Content, system_prompt: str | None, sampling: dict[str, Any]) -> str:

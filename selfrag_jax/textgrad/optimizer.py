@@ -134,7 +134,8 @@ class TextualGradientDescent(Optimizer):
   def step(self) -> list[Update]:
     """Improve every parameter: what was said is stored first, and the texts change when all answers are there.
 
-    Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and what the engine raises.
+    Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and what the engine raises,
+    whatever the policy: texts and critiques are as they were, and the store has the critiques.
     """
     for parameter in self.parameters:
       if not parameter.gradients:
@@ -266,7 +267,8 @@ class TextualGradientDescent(Optimizer):
       if update.candidate == update.before:  # nothing was tried, so nothing is known of what it was worth
         continue
       self.store.note_outcome(update.stored, update.verdict.accepted, update.verdict.delta)
-      self.store.note_use(update.past.ids, update.verdict.accepted)
+      delta = update.verdict.delta
+      self.store.note_use(update.past.ids, update.verdict.accepted and (delta is None or delta > 0))
     self.overhead_seconds += time.perf_counter() - began
 
 

@@ -101,6 +101,7 @@ def test_busy_server_is_asked_again(status):
     ((401, '{"error": {"message": "bad key"}}'), "HTTP 401"),
     ((200, "not json"), "sent no|could not"),
     ((200, b'{"choices": "\xff\xfe"}'), "sent no|could not"),
+    ((200, completion("a word").encode().replace(b"word", b"w\xffrd")), "sent no|could not"),
     ((200, '{"choices": []}'), "sent no"),
     ((200, completion("")), "answered nothing"),
     ((200, completion(None)), "answered nothing"),
@@ -116,6 +117,21 @@ def test_useless_answers_are_errors_without_the_key(reply, message):
 def test_silent_server_times_out():
   with server(("hang", "")) as (url, _), pytest.raises(tg.EngineError, match=r"within 0\.2 s"):
     engine(url, timeout=0.2, max_retries=0)("hi")
+
+
+@pytest.mark.parametrize("reply", [(429, "slow down"), (500, "oops"), ("hang", ""), (200, "no json")])
+@pytest.mark.parametrize("policy", ["raise", "keep"])
+def test_a_step_whose_engine_fails_keeps_text_and_critiques(tmp_path, reply, policy):
+  p = tg.Variable("be brief", role_description="system prompt")
+  p.gradients.add(tg.Variable("say why", role_description="feedback"))
+  with server(reply) as (url, _), tg.GradientStore(str(tmp_path / "s")) as store:
+    options = {"use_gradient_rag": True, "gradient_store": store, "on_bad_reply": policy}
+    optimizer = tg.TGD([p], engine=engine(url, max_retries=0, timeout=0.2), **options)
+    with pytest.raises(tg.EngineError):
+      optimizer.step()
+  assert (p.value, p.get_gradient_text()) == ("be brief", "say why")
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    assert [c.text for c in store.recent(5, role="system prompt")] == ["say why"]
 
 
 def test_nobody_there():
@@ -200,6 +216,20 @@ def test_cache_is_keyed_by_all_that_matters(tmp_path):
     e(content, system_prompt=system)
     assert len(e.calls) == 1
   assert account.cached_calls == 2
+
+
+def test_a_cache_that_cannot_be_written_or_read_says_so(tmp_path):
+  cache = tg.EngineCache(str(tmp_path / "cache"))
+  pages = cache._file.execute("PRAGMA page_count").fetchone()[0]
+  cache._file.execute(f"PRAGMA max_page_count = {pages}")  # as a full disk
+  engine = tg.CallableEngine(lambda content, system: "x" * 10_000, cache=cache)
+  with pytest.raises(tg.EngineError, match=r"cache of answers .*full"):
+    engine("hi")
+  cache._file.execute("PRAGMA max_page_count = 1000")
+  assert engine("hi") == "x" * 10_000
+  (tmp_path / "other").write_text("no database, " * 100)
+  with pytest.raises(tg.EngineError, match="not a database"):
+    tg.EngineCache(str(tmp_path / "other"))
 
 
 def test_script_ends():

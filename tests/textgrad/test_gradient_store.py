@@ -143,7 +143,7 @@ def test_the_log_of_uses_does_not_grow_for_ever(tmp_path):
     ids = store.add([critique(1)])
     sizes = [size()]
     for _ in range(3000):
-      store.note_use(ids, accepted=True)
+      store.note_use(ids, helped=True)
       sizes.append(size())
   assert max(sizes) < 1100 * (sizes[100] - sizes[0]) / 100
   with tg.GradientStore(str(tmp_path / "s"), encoder=tiny, encoder_name="tiny") as store:
@@ -159,7 +159,7 @@ def test_a_folder_asks_for_the_name_of_its_encoder(tmp_path):
 def test_recent_is_by_time_and_not_by_use(tmp_path):
   with tg.GradientStore(str(tmp_path / "s")) as store:
     ids = [store.add([critique(i)])[0] for i in range(5)]
-    store.note_use(ids[:2], accepted=True)
+    store.note_use(ids[:2], helped=True)
     assert [c.id for c in store.recent(2, role=ROLE)] == [ids[4], ids[3]]
   with tg.GradientStore(str(tmp_path / "s")) as store:
     assert [c.id for c in store.recent(2, role=ROLE)] == [ids[4], ids[3]]
@@ -170,7 +170,7 @@ def test_outcomes_and_uses_are_kept(tmp_path):
   with tg.GradientStore(str(tmp_path / "s")) as store:
     ids = store.add([critique(1)])
     store.note_outcome(ids, accepted=False, delta=-0.1)
-    store.note_use([*ids, "gone"], accepted=True)
+    store.note_use([*ids, "gone"], helped=True)
   with tg.GradientStore(str(tmp_path / "s")) as store:
     (found,) = find(store, 1)
     assert (found.accepted, found.delta, found.uses, found.helped) == (False, -0.1, 1, 1)
@@ -181,7 +181,7 @@ def test_full_store_gives_up_what_helped_least():
   ids = [store.add([critique(i)])[0] for i in range(40)]
   store.note_outcome(ids[:3], accepted=True, delta=0.1)
   store.note_outcome(ids[37:], accepted=False, delta=-0.1)
-  store.note_use(ids[3:6], accepted=True)
+  store.note_use(ids[3:6], helped=True)
   for i in range(40, 60):
     store.add([critique(i)])
   assert len(store) <= 40
@@ -305,31 +305,68 @@ def test_full_disk_adds_nothing(tmp_path):
     assert store.read(store.add([critique(3)])[0]) == critique(3)
 
 
+FILL_THE_DISK = """
+import resource, signal, sys
+import selfrag_jax.textgrad as tg
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = tg.GradientStore(sys.argv[1], dedupe_threshold=None)
+said = lambda i: tg.Critique("r", f"remark{i} " * int(sys.argv[2]), f"sample{i}")
+ids = [store.add([said(i)])[0] for i in range(5)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))  # no file may be longer
+try:
+  while True:
+    ids += store.add([said(len(ids))])
+except OSError as error:
+  print(error)
+assert 5 < len(ids) < 1000
+assert len(store) == len(ids)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+ids += store.add([said(len(ids))])
+assert [store.read(id) for id in ids] == [said(i) for i in range(len(ids))]
+store.close()
+with tg.GradientStore(sys.argv[1], dedupe_threshold=None) as store:
+  assert [store.read(id) for id in ids] == [said(i) for i in range(len(ids))]
+  assert len(store) == len(ids)
+"""
+
+
+@pytest.mark.parametrize("length", [1, 1000], ids=["the memory's log", "the texts"])
+def test_a_disk_that_fills_loses_nothing(tmp_path, length):
+  command = [sys.executable, "-c", FILL_THE_DISK, str(tmp_path / "s"), str(length)]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stderr
+  assert "File too large" in done.stdout
+
+
 WRITE_FOR_EVER = """
 import sys, itertools
 import selfrag_jax.textgrad as tg
-store = tg.GradientStore(sys.argv[1], dedupe_threshold=None)
-for i in itertools.count(len(store)):
+store = tg.GradientStore(sys.argv[1], dedupe_threshold=None, max_records=int(sys.argv[2]))
+for i in itertools.count(max((c.step for c in store.recent(64, role="r")), default=-1) + 1):
   (id,) = store.add([tg.Critique("r", f"remark{i} " * 50, f"sample{i}", step=i)])
   store.note_outcome([id], True, 0.1)
   print(i, flush=True)
 """
 
 
-def test_kill_9_at_any_moment_keeps_every_critique(tmp_path):
+@pytest.mark.parametrize("room", [100_000, 40], ids=["roomy", "compacts"])
+def test_kill_9_at_any_moment_keeps_every_critique(tmp_path, room):
   moments = random.Random(0)
   for _ in range(3):
     process = subprocess.Popen(
-      [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
+      [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path / "s"), str(room)], stdout=subprocess.PIPE, text=True
     )
     process.stdout.readline()
     time.sleep(moments.uniform(0, 0.3))
     os.kill(process.pid, signal.SIGKILL)
     lines = [line for line in process.communicate()[0].split("\n")[:-1] if line]
     with tg.GradientStore(str(tmp_path / "s"), dedupe_threshold=None) as store:
-      assert len(store) > int(lines[-1] if lines else 0)
-      for i, found in enumerate(sorted(store.recent(64, role="r"), key=lambda c: c.step), max(len(store) - 64, 0)):
-        assert found.read().text == f"remark{i} " * 50
+      assert len(store) > min(int(lines[-1] if lines else 0), room - 5)
+      recent = store.recent(64, role="r")
+      assert recent[0].step >= int(lines[-1] if lines else 0)
+      assert len(recent) == min(len(store), 64)
+      for found in recent:
+        assert found.read().text == f"remark{found.step} " * 50
 
 
 def test_memory_does_not_depend_on_the_length_of_critiques(tmp_path):
