@@ -19,7 +19,7 @@ from selfrag_jax.tasks.programs import run_test
 from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
 from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE, Rulebook
 from selfrag_jax.textgrad.endpoint import OpenAIEngine
-from selfrag_jax.textgrad.limits import BudgetError, EngineError
+from selfrag_jax.textgrad.limits import BudgetError, Completion, EngineError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,13 +185,42 @@ def test_settings_are_checked(change, message):
     prompt_optimization.build(config(**change))
 
 
-def test_engines_behind_endpoints(tmp_path):
+@pytest.fixture
+def behind_endpoints(tmp_path):
   made = get_config("bbh").to_dict()
   file = tmp_path / "task.json"
   file.write_text(json.dumps({"examples": [{"input": f"{i} + 1?", "target": str(i + 1)} for i in range(300)]}))
   made["task"]["path"] = str(file)
   for part in made["engines"].values():
     part |= {"name": "m", "base_url": "http://127.0.0.1:9/v1"}
+  return made
+
+
+def test_nothing_is_asked_again_that_was_paid_for(tmp_path, behind_endpoints, monkeypatch):
+  asked, failures = [], iter([True, False, True])
+
+  def complete(self, content, system_prompt, **sampling):
+    is_optimizer = "<IMPROVED_VARIABLE>" in (system_prompt or "")
+    if is_optimizer and next(failures, False):
+      raise EngineError("gone")
+    asked.append((content, system_prompt))
+    text = f"<IMPROVED_VARIABLE>Version {len(asked)}.</IMPROVED_VARIABLE>" if is_optimizer else "Answer: 7"
+    return Completion(text, 1, 1)
+
+  monkeypatch.setattr(OpenAIEngine, "complete", complete)
+  behind_endpoints["optimizer"]["steps"] = 3
+  (tmp_path / "run").mkdir()
+  run = lambda: prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+  for _ in range(2):
+    with pytest.raises(EngineError, match="gone"):
+      run()
+  report = run()
+  assert len(asked) == len(set(asked)) == report["account"]["calls"]
+  assert report["account"]["cached_calls"] > 0
+
+
+def test_engines_behind_endpoints(behind_endpoints):
+  made = behind_endpoints
   experiment = prompt_optimization.build(made)
   assert all(isinstance(engine, OpenAIEngine) for engine in experiment.engines.values())
   assert experiment.engines["critic"].context_tokens == 32_768

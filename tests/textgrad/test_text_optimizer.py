@@ -245,6 +245,21 @@ def test_worse_candidate_is_rejected_and_a_better_one_taken():
   assert score.asked == 4  # each pair of texts once
 
 
+def test_what_was_taken_and_made_it_worse_has_not_helped():
+  p = parameter("old")
+  store = tg.GradientStore()
+  accept = tg.HeldOut(Scored([p], old=0.5, worse=0.4, better=0.7), tolerance=1.0)
+  engine = answers(*map(improved, ["worse", "better"]))
+  ids = store.add([tg.Critique(p.role_description, p.get_gradient_text())])
+  rag = tg.RagConfig(window=1, k=0)
+  optimizer = tg.TGD([p], engine=engine, accept=accept, use_gradient_rag=True, gradient_store=store, rag=rag)
+  for value, helped in (("worse", 0), ("better", 1)):
+    (update,) = optimizer.step()
+    assert (p.value, update.past.ids) == (value, ids)
+    (critique,) = store.recent(1, role=p.role_description)
+    assert (critique.helped, critique.accepted) == (helped, True)
+
+
 def test_texts_are_back_when_scoring_fails():
   p = parameter("old")
 
