@@ -139,7 +139,7 @@ class GradientStore:
     if read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
       raise GradientStoreError(f"{folder} holds no gradient store; give its folder, or an empty one for a new store")
     folder.mkdir(parents=True, exist_ok=True)
-    begun = (folder / "memory").exists()  # killed before the manifest was written
+    begun = (folder / "memory" / "manifest.json").exists()  # killed before the manifest was written
     make = MemoryStore.load if begun else MemoryStore
     sizes = {"d_model": 2 * settings["width"], "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
     memory = make(path=str(folder / "memory"), **({} if begun else sizes), **options)
