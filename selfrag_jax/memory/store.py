@@ -90,7 +90,7 @@ class MemoryStore:
     """Open the store in a folder; further changes are logged there.
 
     `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score and
-    dedupe. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
+    the two of dedupe. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
     Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
     process writes to it.
     """

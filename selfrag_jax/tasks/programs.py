@@ -1,8 +1,8 @@
 """Programs that are improved against unit tests: each test runs in a process of its own, with limits.
 
-The limits keep faults from spreading: time, memory, and no bytes written to files. They are no sandbox, a program may
-read and empty what the user may: let programs of a model
-that is not trusted run in a container.
+The limits keep faults from spreading: time, memory, no bytes written to files, and what a program starts ends with it.
+They are no sandbox: a program may read and empty what the user may, and hide a process from its end. Let programs of a
+model that is not trusted run in a container.
 """
 
 import ast

@@ -73,9 +73,9 @@ class GradientStore:
   """Critiques with two embeddings each, that of the sample and that of the critique, in memory or in a folder.
 
   Texts stay on disk: what is kept in memory does not depend on their length. Those that were given up are taken out of
-  the file when they are more than the rest. One process writes to a folder, others
-  may read; `kill -9` loses at most the critique that was being written. Near duplicates are counted, not added; a full
-  store gives up what helped least, was used least and is oldest.
+  the file when they are more than the rest. One process writes to a folder, others may read; `kill -9` loses at most
+  the critique that was being written. Near duplicates of the same role are counted, not added; a full store gives up
+  what helped least, was used least and is oldest.
   """
 
   def __init__(
@@ -227,7 +227,10 @@ class GradientStore:
       self._changes = 0
 
   def forget(self, run: str, step: int) -> None:
-    """Give up what a run has added since a step began that was stopped and is to be done again."""
+    """Give up what a run has added since a step began that was stopped and is to be done again.
+
+    What repeated an older critique was only counted, and stays so.
+    """
     with self._lock:
       known = zip(self._memory.ids, self._memory.metadata, strict=True)
       self._give_up([id for id, facts in known if facts["run"] == run and facts["step"] >= step])

@@ -169,6 +169,7 @@ class TextualGradientDescent(Optimizer):
     """Go on from `state()`."""
     for name, of in {"memory": self._memory, "versions": self._versions}.items():
       for parameter, texts in zip(self.parameters, state[name], strict=True):
+        of[parameter].clear()
         of[parameter].extend(texts)
 
   def _plan(self, parameter: Variable) -> tuple[Content, Past, list[str]]:

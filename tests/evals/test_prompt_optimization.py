@@ -310,6 +310,26 @@ def test_the_launcher_goes_on_after_kill_9(tmp_path):
   assert len(json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())["valid"]) == 31
 
 
+def test_ctrl_c_at_the_launcher_keeps_what_was_done(tmp_path):
+  flags = ["--config.optimizer.steps=4000", "--config.task.n_topics=8"]
+  heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background, shells have it ignored
+  process = launch(tmp_path / "run", *flags, preexec_fn=heard)
+  state = tmp_path / "run" / "state.json"
+  while not (state.exists() and json.loads(state.read_text())["step"] > 3) and process.poll() is None:
+    time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "Traceback" not in err
+  done = json.loads(state.read_text())["step"]
+  assert 3 < done < 4000
+  process = launch(tmp_path / "run", f"--config.optimizer.steps={done + 2}", *flags[1:])
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  report = json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())
+  assert len(report["valid"]) == done + 3
+
+
 @pytest.mark.parametrize(
   ("flags", "message"),
   [

@@ -315,6 +315,7 @@ INTERRUPTED = """
 import signal, threading, time
 import selfrag_jax.textgrad as tg
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, shells have it ignored
 all_there = threading.Barrier(5)
 def slow(content, system):
   all_there.wait()
