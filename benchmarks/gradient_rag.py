@@ -26,6 +26,7 @@ tokens of the largest prompt, and the milliseconds that remembering takes a step
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import importlib.util
 import json
@@ -34,7 +35,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,14 @@ def scenario(name: str) -> tuple[dict[str, Any], list[range], slice]:
   return {"capacity": capacity}, [everything] * 120, slice(60, 120)
 
 
+@contextlib.contextmanager
+def logs_of_peer() -> Iterator[None]:
+  """Let textgrad, which makes a folder when it is imported, make it where it goes again; or where its user wants it."""
+  with tempfile.TemporaryDirectory() as folder:
+    os.environ.setdefault("TEXTGRAD_LOG_DIR", folder)
+    yield
+
+
 def peer() -> Any:
   """Return the package textgrad and what makes one of its engines of ours."""
   os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
@@ -284,8 +293,7 @@ def main(_: list[str]) -> None:
       f"--arms={','.join(arms)}: {', '.join(unknown)}? They are {', '.join((*ARMS, *PEER))}, "
       "and none and retrieval, which the others are compared with, must be among them"
     )
-  with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
-    os.environ.setdefault("TEXTGRAD_LOG_DIR", folder)  # textgrad makes one when it is imported
+  with logs_of_peer(), concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
     for name in ["endpoint"] if ENDPOINT.value else SCENARIOS.value:
       jobs = [(name, arm, seed) for arm in arms for seed in seeds]
       found = dict(zip(jobs, pool.map(run, jobs), strict=True))

@@ -21,7 +21,7 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import selfrag_jax.textgrad as tg
-from benchmarks.gradient_rag import peer
+from benchmarks.gradient_rag import logs_of_peer, peer
 
 TURNS = flags.DEFINE_integer("turns", 15, "Turns of each.")
 OUTPUT = flags.DEFINE_string("overhead_output", None, "File for the figures as JSON.")
@@ -60,6 +60,12 @@ def imported(module: str) -> float:
 
 def main(_: list[str]) -> None:
   """Time both, and print a table."""
+  with logs_of_peer():
+    compare()
+
+
+def compare() -> None:
+  """Time both."""
   textgrad, make = peer()
   ours = Instant()
   theirs = make(ours)
