@@ -6,6 +6,7 @@ by a running store or read from its log.
 
 import collections
 import heapq
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -98,7 +99,8 @@ class Table:
     chunk_id, key = record["id"], record["key"]
     self.norms[slot] = np.linalg.norm(self.embeddings[slot])
     self.valid[slot] = True
-    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, dict(record)
+    self.slots[chunk_id], self.ids[slot] = slot, chunk_id
+    self.records[chunk_id] = {**_named(record), "metadata": _named(record["metadata"])}
     if key is not None:
       self.keys[key] = chunk_id
     self.changed.add(slot)
@@ -117,6 +119,11 @@ class Table:
       return heapq.heappop(self._free)
     self._unused += 1
     return self._unused - 1
+
+
+def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Return fields with names that all records share: JSON makes new ones for each, half of what a record takes."""
+  return {sys.intern(name): value for name, value in fields.items()}
 
 
 def _copied(value: Any) -> Any:
