@@ -87,9 +87,16 @@ def is_same_value(answer: str, result: str) -> bool:
   """Tell whether what `run_test` returned is the literal that was expected."""
   try:
     a, b = ast.literal_eval(answer), ast.literal_eval(result)
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)  # True == 1
+    return bool(a == b) and _truths(a) == _truths(b)  # True == 1
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return answer == result
+
+
+def _truths(value: object) -> object:
+  """Return which parts of a literal are True or False."""
+  if isinstance(value, dict):
+    return {key: _truths(part) for key, part in value.items()}
+  return [_truths(part) for part in value] if isinstance(value, (list, tuple)) else isinstance(value, bool)
 
 
 def read_program(path: Path) -> tuple[str, list[UnitTest]]:

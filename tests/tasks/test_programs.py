@@ -45,6 +45,8 @@ def test_programs_get_no_environment_and_leave_no_file(tmp_path, monkeypatch):
 def test_values_are_compared_as_literals():
   assert is_same_value("{'a': 1, 'b': (2.0,)}", '{"b": (2,), "a": 1}')
   assert not is_same_value("'1'", "1")
+  assert not is_same_value("[(True, 2)]", "[(1, 2)]")
+  assert not is_same_value("{'a': [0]}", "{'a': [False]}")
   assert not is_same_value("{[1]: 2}", "1")
   assert not is_same_value("raised KeyError: 1", "1")
   assert not is_same_value("<object at 0x1>", "1")
