@@ -87,6 +87,6 @@ def engine(name: str) -> dict[str, object]:
     "base_url": "",  # OpenAI's
     "temperature": 0.0,
     "max_tokens": 2000,
-    "context_tokens": 32_768,  # of prompt and answer; those of your model
+    "context_tokens": 32_768,  # of prompt and answer; those of your model: a local one may know that it has fewer
     "concurrency": 8,
   }

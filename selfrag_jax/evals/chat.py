@@ -1,5 +1,6 @@
 """Answers of a model that chats, and such a model as an engine for textual gradients."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class ChatModel:
     """Take a model. Raises ValueError for one that does not chat."""
     if loaded.tokenizer is None or END not in loaded.tokenizer.special:
       raise ValueError(f"{name} does not chat: it has no tokenizer with <|im_start|> and {END}")
-    self.tokenizer, self._config = loaded.tokenizer, loaded.config
+    self.tokenizer, self._config, self.context_tokens = loaded.tokenizer, loaded.config, loaded.context_tokens
     self._params = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
 
   def answer(
@@ -70,13 +71,28 @@ class ChatModel:
     return [answers[i] for i in range(len(prompts))]
 
 
+_loaded: weakref.WeakValueDictionary[str, ChatModel] = weakref.WeakValueDictionary()
+
+
+def load_chat(source: str) -> ChatModel:
+  """Load what `load_model` takes, once for all who use it at the same time."""
+  if (model := _loaded.get(source)) is None:
+    _loaded[source] = model = ChatModel(load_model(source), source)
+  return model
+
+
 class LocalEngine(tg.MeteredEngine):
-  """A model that chats as an engine, on this machine's devices; it takes one call at a time."""
+  """A model that chats as an engine, on this machine's devices; it takes one call at a time.
+
+  Of `context_tokens` and what the model was made for, the smaller is the limit.
+  """
 
   def __init__(self, source: str, *, seed: int = 0, **options: Any):
     """Load what `load_model` takes; `options` are those of `MeteredEngine`, with temperature and max_tokens."""
-    self._chat, self._seed = ChatModel(load_model(source), source), seed
-    super().__init__(source, count_tokens=self._count, **{**options, "concurrency": 1})
+    self._chat, self._seed = load_chat(source), seed
+    limits = [limit for limit in (options.get("context_tokens"), self._chat.context_tokens) if limit is not None]
+    own = {"context_tokens": min(limits, default=None), "concurrency": 1}
+    super().__init__(source, count_tokens=self._count, **{**options, **own})
 
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
     """Answer a prompt. Raises EngineError for images."""

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.evals import figures
-from selfrag_jax.evals.chat import BUCKET, ChatModel
+from selfrag_jax.evals.chat import BUCKET, ChatModel, load_chat
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
@@ -26,7 +26,6 @@ from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 from selfrag_jax.tasks.search import pad_rows
-from selfrag_jax.train.load import load_model
 from selfrag_jax.train.settings import DocumentsConfig, settings
 
 Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
@@ -54,7 +53,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
       raise ValueError(
         f"{name} has questions with {fewest + 1} documents, documents.n_documents asks for {max(section.n_documents)}"
       )
-  chat = ChatModel(load_model(config["model"]), config["model"])
+  chat = load_chat(config["model"])
   return Experiment(config, section, chat, questions)
 
 

@@ -39,7 +39,8 @@ class Pretrained:
   """A model as it was read.
 
   params: stacked, for `LM(config)`. chat_template: None if the tokenizer has no ChatML tokens. base_vocab_size: the
-  rows that the source has; token ids from there on were appended.
+  rows that the source has; token ids from there on were appended. context_tokens: the longest text that it was made
+  for; None: it does not say, or there is none.
   """
 
   config: ModelConfig
@@ -47,6 +48,7 @@ class Pretrained:
   tokenizer: BPETokenizer | None
   chat_template: ChatTemplate | None
   base_vocab_size: int
+  context_tokens: int | None
 
 
 def load_pretrained(
@@ -84,7 +86,8 @@ def load_pretrained(
   vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
   config = dataclasses.replace(config, vocab_size=vocab_size)
   chat = CHATML if tokenizer and {"<|im_start|>", "<|im_end|>"} <= tokenizer.special.keys() else None
-  return Pretrained(config, _read_params(layout, config, base, tensors), tokenizer, chat, base)
+  longest = fields.get("max_position_embeddings", fields.get("llama.context_length"))
+  return Pretrained(config, _read_params(layout, config, base, tensors), tokenizer, chat, base, longest)
 
 
 def export_safetensors(

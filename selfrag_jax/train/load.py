@@ -25,12 +25,14 @@ class LoadedModel:
   """A model: its description, its stacked parameters, and what its checkpoint says of itself (empty if pretrained).
 
   `tokenizer` is that of the pretrained model, or the one that was given; a checkpoint holds only its fingerprint.
+  `context_tokens` is the longest text that a pretrained model was made for, where it says so.
   """
 
   config: ModelConfig
   params: Params
   metadata: dict[str, Any]
   tokenizer: Tokenizer | None
+  context_tokens: int | None = None
 
 
 def load_model(
@@ -57,7 +59,7 @@ def load_model(
     if tokenizer and pretrained.tokenizer and tokenizer.fingerprint != pretrained.tokenizer.fingerprint:
       raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
     params = jax.device_put(dict(pretrained.params), shardings)
-    return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer)
+    return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, pretrained.context_tokens)
   folder = phases / phase if phase else max(phases.iterdir(), key=lambda path: path.stat().mtime)
   metadata = read_metadata(folder) if folder.is_dir() else None
   if metadata is None:

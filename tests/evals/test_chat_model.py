@@ -1,5 +1,7 @@
 """A model that chats: answers in order whatever the batch, and as an engine with its limits."""
 
+import dataclasses
+
 import pytest
 
 import selfrag_jax.textgrad as tg
@@ -38,3 +40,12 @@ def test_as_an_engine(chatting_model, monkeypatch):
     engine("x" * 400)
   with pytest.raises(tg.EngineError, match="no images"):
     engine(["what is it?", b"\x89PNG"])
+
+
+def test_engines_share_a_model_and_keep_to_its_context(chatting_model, monkeypatch):
+  loads = []
+  shorter = dataclasses.replace(chatting_model, context_tokens=300)
+  monkeypatch.setattr(chat, "load_model", lambda source: loads.append(source) or shorter)
+  engines = [LocalEngine("short", **limit) for limit in ({}, {"context_tokens": 400}, {"context_tokens": 200})]
+  assert [engine.context_tokens for engine in engines] == [300, 300, 200]
+  assert loads == ["short"]

@@ -89,6 +89,7 @@ def test_logits_equal_transformers(name, tolerance, tmp_path):
   assert (tmp_path / "model.safetensors.index.json").exists()
   loaded = load_pretrained(tmp_path)
   np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=tolerance, rtol=0)
+  assert loaded.context_tokens == getattr(model.config, "max_position_embeddings", None)  # Mamba-2 has no limit
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -286,6 +287,7 @@ def write_gguf(path, model, architecture="llama", pre="smollm", rope_scaling=Non
   """Write a Llama as llama.cpp's converter does: q and k rows reordered so that rotary pairs are neighbours."""
   c = model.config
   writer = gguf.GGUFWriter(path, architecture)
+  writer.add_context_length(c.max_position_embeddings)
   writer.add_block_count(c.num_hidden_layers)
   writer.add_embedding_length(c.hidden_size)
   writer.add_feed_forward_length(c.intermediate_size)
@@ -321,9 +323,10 @@ def write_gguf(path, model, architecture="llama", pre="smollm", rope_scaling=Non
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_gguf_equals_transformers(tied, tmp_path):
-  model = make_llama(vocab_size=len(PIECES), tie_word_embeddings=tied, hidden_size=64)
+  model = make_llama(vocab_size=len(PIECES), tie_word_embeddings=tied, hidden_size=64, max_position_embeddings=96)
   write_gguf(tmp_path / "tiny.gguf", model)
   loaded = load_pretrained(tmp_path / "tiny.gguf")
+  assert loaded.context_tokens == 96
   assert (loaded.config.norm_eps, loaded.config.rope_base, loaded.config.tie_embeddings) == (1e-4, 500.0, tied)
   np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
   assert loaded.config.vocab_size == loaded.tokenizer.vocab_size == len(PIECES) + len(SPECIAL_TOKENS) + 3
