@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -239,6 +240,8 @@ def remembering(arm: str, world: World | RealWorld, seed: int) -> dict[str, Any]
 def run(job: tuple[str, str, int]) -> dict[str, Any]:
   """Optimize one prompt from nothing; return its score, tokens, time, and the step that did not fit the context."""
   name, arm, seed = job
+  for library in ("httpx", "openai"):  # they report every call
+    logging.getLogger(library).setLevel(logging.WARNING)
   world = RealWorld(name, seed) if name == "endpoint" else World(name, seed)
   rng = np.random.default_rng([seed, 2])
   lib, engine = peer() if arm in PEER else (tg, lambda engine: engine)
@@ -296,7 +299,8 @@ def main(_: list[str]) -> None:
   with logs_of_peer(), concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
     for name in ["endpoint"] if ENDPOINT.value else SCENARIOS.value:
       jobs = [(name, arm, seed) for arm in arms for seed in seeds]
-      found = dict(zip(jobs, pool.map(run, jobs), strict=True))
+      done = tqdm(pool.map(run, jobs), name, len(jobs), leave=False, unit="run")
+      found = dict(zip(jobs, done, strict=True))
       of = {arm: [found[name, arm, seed] for seed in seeds] for arm in arms}
       report[name] = compare(of)
       print(f"\n{name}: {len(seeds)} seeds, {time.time() - began:.0f} s so far\n{table(report[name])}", flush=True)
