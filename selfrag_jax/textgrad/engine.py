@@ -166,7 +166,9 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
     waiting.put(item)
   is_over = threading.Event()
 
-  def work(caught: type[BaseException]) -> None:
+  def work(place: int, caught: type[BaseException]) -> None:
+    if place < workers and not waiting.empty():  # each brings the next: calls that take no time need no other thread
+      _helpers.do(functools.partial(work, place + 1, BaseException))
     while not is_over.is_set():
       try:
         future, call = waiting.get_nowait()
@@ -179,10 +181,9 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
         future.set_exception(error)
 
   try:
-    _helpers.do(functools.partial(work, BaseException), workers - 1)
-    work(Exception)  # a Ctrl-C comes here, and waits for nobody
+    work(1, Exception)  # a Ctrl-C comes here, and waits for nobody
     for future in futures:
-      while not concurrent.futures.wait([future], timeout=1.0).done:
+      while not (future.done() or concurrent.futures.wait([future], timeout=1.0).done):
         pass  # a Ctrl-C in the moment before the wait begins is seen when it ends
       yield future.result()
   finally:
@@ -199,14 +200,14 @@ class _Helpers:
   def __init__(self) -> None:
     self._lock, self._work, self._free = threading.Lock(), queue.SimpleQueue[Callable[[], None]](), 0
 
-  def do(self, work: Callable[[], None], times: int) -> None:
-    """Do some work in several threads, as soon as they are free."""
+  def do(self, work: Callable[[], None]) -> None:
+    """Do some work in a thread, at once."""
     with self._lock:
-      for _ in range(self._free, times):
+      if self._free:
+        self._free -= 1
+      else:
         threading.Thread(target=self._run, name="engine", daemon=True).start()
-      self._free = max(self._free, times) - times
-    for _ in range(times):
-      self._work.put(work)
+    self._work.put(work)
 
   def _run(self) -> None:
     while True:

@@ -127,8 +127,9 @@ UPDATE_FORMAT = "Answer with {new_variable_start_tag}the improved variable{new_v
 
 def fill(template: str, **fields: str) -> str:
   """Put fields into a template of this module; braces and tags in the fields stay as they are."""
-  pieces = _pieces(template)
-  return "".join(fields.get(piece, f"{{{piece}}}") if i % 2 else piece for i, piece in enumerate(pieces))
+  pieces = [*_pieces(template)]
+  pieces[1::2] = [fields.get(name, f"{{{name}}}") for name in pieces[1::2]]
+  return "".join(pieces)
 
 
 @functools.lru_cache(64)
