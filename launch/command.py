@@ -1,10 +1,13 @@
 """What all launchers of experiments share: their flags, and that an error which the user can mend is one line."""
 
 import importlib
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from absl import app, flags, logging
@@ -42,6 +45,8 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
 
   `--v=1` shows where such an error arose as well, and what the libraries log.
   """
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, interrupt)
   try:
     app.run(lambda argv: _one_line(main, argv), flags_parser=_parse)
   except SystemExit as ended:
@@ -49,6 +54,17 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
       raise
     print(ended.code, file=sys.stderr)
     sys.exit(failed)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+  """Raise KeyboardInterrupt for a Ctrl-C, but later where it would be lost.
+
+  Python drops what is raised in a callback of the garbage collector, and JAX has one: a program that makes many small
+  objects, as the one that optimizes prompts, would go on after one Ctrl-C in ten.
+  """
+  if frame is None or frame.f_code.co_name != "_xla_gc_callback":
+    raise KeyboardInterrupt
+  threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:

@@ -1,8 +1,14 @@
 """What a user can mend is one line, whatever raised it."""
 
-import pytest
+import functools
+import gc
+import signal
+import time
 
-from launch.command import _one_line
+import pytest
+from jax._src import lib
+
+from launch.command import _one_line, interrupt
 
 
 def raises(error):
@@ -27,3 +33,19 @@ def test_ctrl_c_is_one_line_and_the_code_of_shells(capsys):
     _one_line(raises(KeyboardInterrupt("stopped; step 5 is saved")), [])
   assert stopped.value.code == 130
   assert capsys.readouterr().err == "stopped; step 5 is saved\n"
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch):
+  before = signal.signal(signal.SIGINT, interrupt)
+  try:
+    with monkeypatch.context() as patch:
+      patch.setattr(lib._jax, "collect_garbage", functools.partial(signal.raise_signal, signal.SIGINT))
+      gc.disable()
+      lib._xla_gc_callback("start", {})  # as the collector calls it: what it raises is lost
+    with pytest.raises(KeyboardInterrupt):
+      time.sleep(5)
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+  finally:
+    gc.enable()
+    signal.signal(signal.SIGINT, before)
