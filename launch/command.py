@@ -29,11 +29,11 @@ def build(argv: list[str], modules: Mapping[str, str]) -> tuple[ModuleType, Any]
     raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
   if CONFIG.value is None:
     raise ValueError("which config? --config=configs/refrag.py, or another file of configs/")
+  config = CONFIG.value.to_dict()
   from selfrag_jax.mesh import configure_xla, start_distributed
 
   configure_xla()
   start_distributed()
-  config = CONFIG.value.to_dict()
   if (name := config["experiment"]) not in modules:
     raise ValueError(f"config.experiment is {name!r}; {Path(sys.argv[0]).name} runs {', '.join(modules)}")
   module = importlib.import_module(modules[name])
@@ -90,9 +90,15 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
       sys.exit(f"error: {error}")
     if logging.vlog_is_on(1) or not isinstance(error, mendable):
       raise
-    # ml_collections packs the reason why a config file could not be read into the last line
-    lines = str(error).split("\n")
-    sys.exit(f"error: {lines[-1].strip() if isinstance(error, OSError) else ' '.join(lines)}")
+    is_config = isinstance(error, OSError) and "earlier failure to load" in str(error)  # words of ml_collections
+    sys.exit(f"error: {_unread(error) if is_config else str(error).replace(chr(10), ' ')}")
+
+
+def _unread(error: Exception) -> str:
+  """Return why a config could not be read; ml_collections packs the reason into the last line."""
+  reason = str(error).splitlines()[-1].rpartition("[Errno ")[2].partition("] ")[2]
+  folder = Path(__file__).resolve().parents[1] / "configs"
+  return f"{reason}; the path of a config begins in the folder that you are in, those of this project are in {folder}"
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -101,7 +107,7 @@ def _parse(argv: list[str]) -> list[str]:
   except flags.Error as error:  # of an error in a config file the last line says what is wrong
     sys.exit(f"error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')}")
   except OSError as error:
-    sys.exit(f"error: {str(error).splitlines()[-1].strip()}")
+    sys.exit(f"error: {_unread(error)}")
   except (AttributeError, KeyError) as error:  # an override of something that the config does not have
     reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error.args[0]
     key, _, hint = str(reason).partition("\n")
