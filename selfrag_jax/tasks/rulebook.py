@@ -148,11 +148,11 @@ class RulebookPipeline(Rulebook):
 
   def criticise(self, content: str, system_prompt: str | None) -> str:
     """Be the critic: name the rule that the call lacked; what was right, or could not know, is not criticised."""
-    name = self.names[topic := self.topic_of(content)]
     role = re.findall(r"<ROLE> (.*?) </ROLE>", content)[0]
     (case, answer), *_ = re.findall(
       r"<LM_INPUT> (.*?) </LM_INPUT>\s+<LM_OUTPUT> (.*?) </LM_OUTPUT>", content, re.DOTALL
-    ) or [("", "")]
+    ) or [(content, "")]
+    name = self.names[topic := self.topic_of(case)]  # not of the prompt, which has words of many topics
     _, _, notes = case.partition(NOTES)
     if role == TOPIC_ROLE and answer != name:
       word = next(word for word in case.split() if self._topic_of.get(word) == topic)

@@ -109,9 +109,13 @@ def test_the_pipeline_leads_from_words_to_topics_to_actions():
   assert book.answer(case.text + NOTES + name, second) == case.action
   assert book.answer(case.text, EMPTY) == book.answer(case.text + NOTES + UNKNOWN, second) == UNKNOWN
 
+  others = " ".join(f"For {w}: {book.names[1]}." for w in book._words[1])  # what a prompt says is not what a case is
+
   def said(role, case, answer):
     return book.criticise(
-      f"<ROLE> {role} </ROLE> <LM_INPUT> {case} </LM_INPUT>\n\n<LM_OUTPUT> {answer} </LM_OUTPUT>", None
+      f"<ROLE> {role} </ROLE> <LM_SYSTEM_PROMPT> {others} </LM_SYSTEM_PROMPT>\n\n"
+      f"<LM_INPUT> {case} </LM_INPUT>\n\n<LM_OUTPUT> {answer} </LM_OUTPUT>",
+      None,
     )
 
   assert said(TOPIC_ROLE, case.text, UNKNOWN) == f"Cases of {word} call for {name}."
