@@ -22,7 +22,7 @@ last steps count. Prompts are scored on cases that none of these steps shows, an
 Prints the mean score over the seeds, each arm's paired difference to retrieval with its bootstrap interval, by how much
 prompt tokens of all calls exceed those of `none` (an arm that leaves fewer wrong answers to criticise saves some), the
 tokens of the largest prompt, and the milliseconds that remembering takes a step. Writes the figures as JSON with
---output. The defaults take about eight minutes on two cores.
+--output. The defaults take about ten minutes on two cores.
 """
 
 import concurrent.futures
