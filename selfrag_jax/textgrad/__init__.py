@@ -7,14 +7,7 @@ Names, argument order and semantics are TextGrad's; where they differ, the READM
 
 from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
 from selfrag_jax.textgrad.endpoint import OpenAIEngine, get_engine
-from selfrag_jax.textgrad.engine import (
-  CallableEngine,
-  EngineLM,
-  MeteredEngine,
-  SingletonBackwardEngine,
-  backward_engine,
-  set_backward_engine,
-)
+from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
 from selfrag_jax.textgrad.functions import (
   BlackboxLLM,
   FormattedLLMCall,
@@ -38,6 +31,7 @@ from selfrag_jax.textgrad.loss import (
 )
 from selfrag_jax.textgrad.optimizer import TGD, NoGradientError, Optimizer, TextualGradientDescent
 from selfrag_jax.textgrad.replies import ReplyError
+from selfrag_jax.textgrad.resolve import SingletonBackwardEngine, backward_engine, set_backward_engine
 from selfrag_jax.textgrad.variable import GraphError, Variable
 
 __all__ = [

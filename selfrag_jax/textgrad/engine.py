@@ -2,8 +2,6 @@
 
 import abc
 import concurrent.futures
-import contextlib
-import contextvars
 import functools
 import os
 import queue
@@ -225,49 +223,3 @@ def _text(answer: Any, engine: EngineLM) -> str:
   if not isinstance(answer, str):
     raise EngineError(f"{getattr(engine, 'model_string', engine)} answered {type(answer).__name__}, not text")
   return answer.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no UTF-8 file
-
-
-class SingletonBackwardEngine:
-  """The engine that gives critiques where none is named."""
-
-  _engine: EngineLM | None = None
-  _local: contextvars.ContextVar[EngineLM | None] = contextvars.ContextVar("backward_engine", default=None)
-
-  def set_engine(self, engine: EngineLM, override: bool = False) -> None:
-    """Set it. Raises RuntimeError if there is one and `override` is false."""
-    if SingletonBackwardEngine._engine is not None and not override:
-      raise RuntimeError("a backward engine is set already; set_backward_engine(engine, override=True) replaces it")
-    SingletonBackwardEngine._engine = engine
-
-  def get_engine(self) -> EngineLM | None:
-    """Return it, or None."""
-    here = self._local.get()
-    return SingletonBackwardEngine._engine if here is None else here
-
-
-def set_backward_engine(engine: EngineLM | str, override: bool = False) -> None:
-  """Set the engine that gives critiques. Raises RuntimeError if there is one and `override` is false."""
-  SingletonBackwardEngine().set_engine(resolve_engine(engine), override)
-
-
-@contextlib.contextmanager
-def backward_engine(engine: EngineLM | str) -> Iterator[EngineLM]:
-  """Use an engine for critiques inside the `with`, in this thread or task alone."""
-  chosen = resolve_engine(engine)
-  token = SingletonBackwardEngine._local.set(chosen)
-  try:
-    yield chosen
-  finally:
-    SingletonBackwardEngine._local.reset(token)
-
-
-def resolve_engine(engine: EngineLM | str | None) -> Any:
-  """Return an engine from one, its name, or None for the backward engine. Raises ValueError if there is none."""
-  if isinstance(engine, str):
-    from selfrag_jax.textgrad.endpoint import get_engine
-
-    return get_engine(engine)
-  found = engine if engine is not None else SingletonBackwardEngine().get_engine()
-  if found is None:
-    raise ValueError("no engine: give one, or call set_backward_engine(engine) first")
-  return found

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from selfrag_jax.textgrad.engine import EngineLM, Request, resolve_engine
+from selfrag_jax.textgrad.engine import EngineLM, Request
 from selfrag_jax.textgrad.limits import Content
 from selfrag_jax.textgrad.prompts import (
   BACKWARD_SYSTEM_PROMPT,
@@ -15,13 +15,11 @@ from selfrag_jax.textgrad.prompts import (
   backward_prompt,
   fill,
   fill_format,
-  shorten,
 )
-from selfrag_jax.textgrad.variable import Message, Variable
+from selfrag_jax.textgrad.resolve import resolve_engine
+from selfrag_jax.textgrad.variable import Message, Variable, join
 
 OUTPUT_ROLE = "response from the language model"
-TOGETHER = "Feedback on this text together with others: "
-LONGEST_ROLE = 200  # words, of a sum of sums
 _groups = itertools.count()
 
 
@@ -164,40 +162,14 @@ class BlackboxLLM(Module):
 
 def sum(variables: Sequence[Variable]) -> Variable:  # TextGrad's name, after torch.sum
   """Join variables line by line; backward, each receives what the whole has received."""
-  return _join(variables, "\n")
-
-
-def add(left: Variable, right: Variable) -> Variable:
-  """Join two variables without a line break, as `+` does."""
-  return _join([left, right], "", prefix="", joint=" and ")
+  return join(variables, "\n")
 
 
 def aggregate(variables: Sequence[Variable]) -> Variable:
   """Join variables line by line; critiques that come from it and meet in one variable become one, by the engine."""
-  total = _join(variables, "\n")
+  total = join(variables, "\n")
   total._groups = (next(_groups),)
   return total
-
-
-def _join(
-  variables: Sequence[Variable], separator: str, prefix: str = "a combination of the following: ", joint: str = ", "
-) -> Variable:
-  roles = joint.join(dict.fromkeys(v.get_role_description() for v in variables))
-  total = Variable(
-    separator.join(v.get_value() for v in variables),
-    predecessors=variables,
-    role_description=prefix + shorten(roles, LONGEST_ROLE // 2),
-    requires_grad=any(v.requires_grad for v in variables),
-  )
-  total.grad_fn = functools.partial(_join_backward, total)
-  return total
-
-
-def _join_backward(total: Variable, backward_engine: EngineLM) -> list[Message]:
-  """Pass on what the whole has received: the same text through any number of sums."""
-  feedback, groups, shared = total.get_gradient_text(), total.groups(), total.context_of_loss()
-  text = feedback if not feedback or feedback.startswith(TOGETHER) else TOGETHER + feedback
-  return [Message(v, text=text, loss_context=shared, groups=groups) for v in total.predecessors]
 
 
 def _llm_backward(response: Variable, content: Content, system: str | None, backward_engine: EngineLM) -> list[Message]:

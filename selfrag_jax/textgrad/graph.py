@@ -2,22 +2,20 @@
 
 import html
 import textwrap
+from collections.abc import Sequence
 from typing import Any
-
-from selfrag_jax.textgrad.variable import Variable, levels
 
 WIDTH, LONGEST = 40, 600  # characters of a line, and of a text
 
 
-def draw(variable: Variable, print_gradients: bool = False) -> Any:
-  """Return a `graphviz.Digraph` of what a variable came from. Raises ImportError where the package is missing."""
+def draw(nodes: Sequence[Any], print_gradients: bool = False) -> Any:
+  """Return a `graphviz.Digraph` of variables, the last made first. Raises ImportError where the package is missing."""
   try:
     from graphviz import Digraph
   except ImportError:
     raise ImportError("drawing the graph needs the package graphviz: pip install graphviz") from None
-  graph = Digraph(comment=f"what leads to {variable.role_description}")
+  graph = Digraph(comment=f"what leads to {nodes[0].role_description}")
   graph.attr("node", shape="box", style="filled", fillcolor="lavender", fontname="Arial", fontsize="8")
-  nodes = [v for level in levels(variable) for v in level]
   names = {v: f"v{i}" for i, v in enumerate(nodes)}
   for v in nodes:
     rows = [("Role", v.role_description), ("Value", f"{len(v.value)} bytes" if isinstance(v.value, bytes) else v.value)]

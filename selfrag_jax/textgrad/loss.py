@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfrag_jax.textgrad.engine import EngineLM, resolve_engine
+from selfrag_jax.textgrad.engine import EngineLM
 from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.replies import parse_tags
+from selfrag_jax.textgrad.resolve import resolve_engine
 from selfrag_jax.textgrad.variable import Variable
 
 JUDGE = "system prompt for the evaluation"

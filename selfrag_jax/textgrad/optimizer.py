@@ -10,12 +10,13 @@ from typing import Any
 
 from selfrag_jax.textgrad import prompts
 from selfrag_jax.textgrad.accept import Accept, Verdict
-from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all, resolve_engine
+from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
 from selfrag_jax.textgrad.gradient_rag import Past, RagConfig, fit, recall
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore
 from selfrag_jax.textgrad.limits import Content, estimate_tokens
 from selfrag_jax.textgrad.prompts import fill
 from selfrag_jax.textgrad.replies import ReplyError, changed_share, limit_edit, parse_tags
+from selfrag_jax.textgrad.resolve import resolve_engine
 from selfrag_jax.textgrad.variable import Variable
 
 POLICIES = ("raise", "keep", "retry")

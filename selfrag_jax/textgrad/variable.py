@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import json
 import numbers
 import pathlib
@@ -11,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.textgrad.engine import Request, ask_all, resolve_engine
+from selfrag_jax.textgrad.engine import Request, ask_all
+from selfrag_jax.textgrad.graph import draw
 from selfrag_jax.textgrad.prompts import REDUCE_SYSTEM_PROMPT, reduce_prompt, shorten
+from selfrag_jax.textgrad.resolve import resolve_engine
 
 LARGEST_IMAGE = 20 << 20  # bytes
+TOGETHER = "Feedback on this text together with others: "
+LONGEST_ROLE = 200  # words, of a sum of sums
 FORMAT = 1  # of the JSON
 
 
@@ -121,9 +126,7 @@ class Variable:
     return str(self.value)
 
   def __add__(self, other: "Variable") -> "Variable":
-    from selfrag_jax.textgrad.functions import add
-
-    return add(self, other)
+    return join([self, other], "", prefix="", joint=" and ")
 
   def get_value(self) -> Any:
     """Return the text."""
@@ -206,9 +209,7 @@ class Variable:
 
   def generate_graph(self, print_gradients: bool = False) -> Any:
     """Return the graph that leads here as a `graphviz.Digraph`; needs the package graphviz."""
-    from selfrag_jax.textgrad.graph import draw
-
-    return draw(self, print_gradients)
+    return draw([v for level in levels(self) for v in level], print_gradients)
 
   def save(self, path: str) -> None:
     """Write this variable and all that it came from, critiques included, as JSON.
@@ -243,6 +244,28 @@ class Variable:
       return nodes[content["root"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
       raise ValueError(f"{path} holds no variables that Variable.save wrote: {error}") from None
+
+
+def join(
+  variables: Sequence[Variable], separator: str, prefix: str = "a combination of the following: ", joint: str = ", "
+) -> Variable:
+  """Join variables; backward, each receives what the whole has received. Its role is made of theirs."""
+  roles = joint.join(dict.fromkeys(v.get_role_description() for v in variables))
+  total = Variable(
+    separator.join(v.get_value() for v in variables),
+    predecessors=variables,
+    role_description=prefix + shorten(roles, LONGEST_ROLE // 2),
+    requires_grad=any(v.requires_grad for v in variables),
+  )
+  total.grad_fn = functools.partial(_join_backward, total)
+  return total
+
+
+def _join_backward(total: Variable, backward_engine: Any) -> list[Message]:
+  """Pass on what the whole has received: the same text through any number of sums."""
+  feedback, groups, shared = total.get_gradient_text(), total.groups(), total.context_of_loss()
+  text = feedback if not feedback or feedback.startswith(TOGETHER) else TOGETHER + feedback
+  return [Message(v, text=text, loss_context=shared, groups=groups) for v in total.predecessors]
 
 
 def levels(root: Variable) -> list[list[Variable]]:
