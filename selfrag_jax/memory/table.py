@@ -99,8 +99,7 @@ class Table:
     chunk_id, key = record["id"], record["key"]
     self.norms[slot] = np.linalg.norm(self.embeddings[slot])
     self.valid[slot] = True
-    self.slots[chunk_id], self.ids[slot] = slot, chunk_id
-    self.records[chunk_id] = {**_named(record), "metadata": _named(record["metadata"])}
+    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _named(record)
     if key is not None:
       self.keys[key] = chunk_id
     self.changed.add(slot)
@@ -123,7 +122,7 @@ class Table:
 
 def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
   """Return fields with names that all records share: JSON makes new ones for each, half of what a record takes."""
-  return {sys.intern(name): value for name, value in fields.items()}
+  return {sys.intern(name): _named(value) if isinstance(value, dict) else value for name, value in fields.items()}
 
 
 def _copied(value: Any) -> Any:
