@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -96,7 +97,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
 
 def _unread(error: Exception) -> str:
   """Return why a config could not be read; ml_collections packs the reason into the last line."""
-  reason = str(error).splitlines()[-1].rpartition("[Errno ")[2].partition("] ")[2]
+  reason = re.sub(r".*\[Errno \d+\] ", "", str(error).splitlines()[-1].strip())
   folder = Path(__file__).resolve().parents[1] / "configs"
   return f"{reason}; the path of a config begins in the folder that you are in, those of this project are in {folder}"
 

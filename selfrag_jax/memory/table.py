@@ -121,7 +121,7 @@ class Table:
 
 
 def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Return fields with names that all records share: JSON makes new ones for each, half of what a record takes."""
+  """Return fields with names that all records share: JSON makes new ones for each, a third of a record."""
   return {sys.intern(name): _named(value) if isinstance(value, dict) else value for name, value in fields.items()}
 
 

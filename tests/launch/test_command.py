@@ -36,14 +36,22 @@ def test_ctrl_c_is_one_line_and_the_code_of_shells(capsys):
 
 
 def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch):
+  ended = []
+
+  def collect_and_wait():
+    lib._xla_gc_callback("start", {})  # as the collector calls it: what it raises is lost
+    ended.append("callback")
+    time.sleep(5)
+    ended.append("wait")
+
   before = signal.signal(signal.SIGINT, interrupt)
+  gc.disable()
   try:
     with monkeypatch.context() as patch:
       patch.setattr(lib._jax, "collect_garbage", functools.partial(signal.raise_signal, signal.SIGINT))
-      gc.disable()
-      lib._xla_gc_callback("start", {})  # as the collector calls it: what it raises is lost
-    with pytest.raises(KeyboardInterrupt):
-      time.sleep(5)
+      with pytest.raises(KeyboardInterrupt):
+        collect_and_wait()
+    assert ended == ["callback"]
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)
   finally:
