@@ -65,6 +65,13 @@ def test_a_callback_would_be_seen(mesh):
   assert HOST.search(calling.as_text())
 
 
+def test_a_weight_is_gathered_once_forward_and_once_backward(programs):
+  # one instruction may stand in several computations of an asynchronous fusion; its channel tells
+  gathers = set(re.findall(r" all-gather(?:-start)?\(.*channel_id=(\d+)", programs["update"].as_text()))
+  weights = len(("q", "k", "v", "o", "up", "gate", "down", "in_proj", "out_proj", "head"))
+  assert 0 < len(gathers) <= 2 * weights + 1  # the rows of the tokens are one more
+
+
 def gathered(program):
   """Return (dtype, number of elements, shape) of every array that an all-gather yields."""
   results = " ".join(re.findall(r" = (.*) all-gather(?:-start)?\(", program.as_text()))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
-from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, output_scale, rotary_embedding, weight
+from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, rotary_embedding, weight
 from selfrag_jax.typing import Array
 
 
@@ -58,20 +58,21 @@ class Attention(nn.Module):
       self.query_norm, self.key_norm = RMSNorm(c), RMSNorm(c)
 
   def _project(self, x_BxTxD: Array, positions_BxT: Array) -> tuple[Array, Array, Array]:
-    q = jnp.einsum("BTD,DHE->BHTE", x_BxTxD, self.query)
-    k = jnp.einsum("BTD,DKE->BKTE", x_BxTxD, self.key)
-    v = jnp.einsum("BTD,DKE->BKTE", x_BxTxD, self.value)
+    q, k, v = (jnp.swapaxes(linear(x_BxTxD, w), 1, 2) for w in (self.query, self.key, self.value))
     if self.config.qk_norm:
       q, k = self.query_norm(q), self.key_norm(k)
     q, k = (rotary_embedding(y, positions_BxT, self.spec.rope_base) for y in (q, k))
     return constrain(q, "batch", "heads", "time", None), k, v
+
+  def _finish(self, attended_BxHxTxE: Array) -> Array:
+    return linear(jnp.swapaxes(attended_BxHxTxE, 1, 2), self.output, contracted=2)
 
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     q, k, v = self._project(x_BxTxD, positions_BxT)
     index = jnp.arange(x_BxTxD.shape[1])
     same_segment = segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
     mask = same_segment & causal_mask(index, index, self.spec.window)[None]
-    return jnp.einsum("BHTE,HED->BTD", attend(q, k, v, mask, self.config.attention_softcap), self.output)
+    return self._finish(attend(q, k, v, mask, self.config.attention_softcap))
 
   def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache) -> tuple[Array, KVCache]:
     """Append the real tokens at their positions of the cache, and attend to everything up to them."""
@@ -84,4 +85,4 @@ class Attention(nn.Module):
     values = cache.values.at[rows, heads, slots].set(v, mode="drop")
     mask = causal_mask(positions_BxT, jnp.arange(capacity)[None, :], self.spec.window)
     attended = attend(q, keys, values, mask, self.config.attention_softcap)
-    return jnp.einsum("BHTE,HED->BTD", attended, self.output), KVCache(keys, values)
+    return self._finish(attended), KVCache(keys, values)

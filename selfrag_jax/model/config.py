@@ -54,7 +54,9 @@ class ModelConfig:
   # Numerics and memory
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
-  remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes
+  # What the backward pass computes again: "dots" all but products with weights. On a CPU that is also the fastest: what
+  # is kept has to be brought in page by page.
+  remat: Literal["none", "dots", "full"] = "dots"
 
   def __post_init__(self):
     set_ = lambda name, value: object.__setattr__(self, name, value)

@@ -1,5 +1,7 @@
 """Norm, rotary embedding and MLP: the small parts that every block shares."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,17 @@ def weight(
   init = nn.initializers.normal(config.init_scale if scale is None else scale)
   value = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
   return jnp.asarray(value, config.dtype)
+
+
+def linear(x: Array, weight: Array, contracted: int = 1) -> Array:
+  """Contract the last `contracted` axes of x [..., in] with the first ones of weight [in, out ...]: [..., out ...].
+
+  One product of two matrices, whatever the axes: with activations of three axes XLA's CPU backend takes twice as long
+  for the gradients. Accelerators do not care.
+  """
+  rows, columns = x.shape[: x.ndim - contracted], weight.shape[contracted:]
+  flat = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns))
+  return flat.reshape(*rows, *columns)
 
 
 def output_scale(config: ModelConfig) -> float:
@@ -72,11 +85,11 @@ class MLP(nn.Module):
   def __call__(self, x: Array) -> Array:
     c = self.config
     shape, axes = (c.d_model, c.mlp_width), ("embed", "mlp")
-    up = x @ weight(self, c, "up", shape, axes)
+    up = linear(x, weight(self, c, "up", shape, axes))
     if c.mlp == "relu2":
       hidden = jnp.square(nn.relu(up))
     else:
-      gate = x @ weight(self, c, "gate", shape, axes)
+      gate = linear(x, weight(self, c, "gate", shape, axes))
       hidden = up * (nn.silu(gate) if c.mlp == "swiglu" else nn.gelu(gate, approximate=True))
     hidden = constrain(hidden, "batch", "time", "mlp")
-    return hidden @ weight(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c))
+    return linear(hidden, weight(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c)))

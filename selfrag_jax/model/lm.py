@@ -129,7 +129,9 @@ class LM(nn.Module):
   def logits(self, hidden: Array) -> Array:
     """Return the logits [..., V] in at least float32, V padded; padding ids get the lowest finite number."""
     c = self.config
-    logits = jnp.einsum("...D,VD->...V", hidden, self.head, preferred_element_type=accumulation_dtype(hidden.dtype))
+    flat_NxD = hidden.reshape(-1, c.d_model)  # as in `linear`
+    logits = jnp.einsum("ND,VD->NV", flat_NxD, self.head, preferred_element_type=accumulation_dtype(hidden.dtype))
+    logits = logits.reshape(*hidden.shape[:-1], c.padded_vocab)
     if c.logit_softcap is not None:
       logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)
     if c.padded_vocab == c.vocab_size:

@@ -13,6 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax import files
+from selfrag_jax.model.layers import linear
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, Params, PRNGKey
 
@@ -50,7 +51,10 @@ class Bert(nn.Module):
     # the input side of a matrix over fsdp, its wide side over tensor, as in the language model
     split = lambda *axes: nn.with_logical_partitioning(nn.initializers.normal(0.02), axes)
     norm = lambda name: nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name=name)
-    dense = lambda width, name, *axes: nn.Dense(width, dtype=c.dtype, kernel_init=split(*axes), name=name)
+    product = lambda x, kernel, *_, **__: linear(x, kernel)  # the one contraction that Dense asks for
+    dense = lambda width, name, *axes: nn.Dense(
+      width, dtype=c.dtype, kernel_init=split(*axes), dot_general=product, name=name
+    )
     table = lambda rows, name, axis=None: nn.Embed(
       rows, c.d_model, dtype=c.dtype, embedding_init=split(axis, "embed"), name=name
     )

@@ -28,7 +28,7 @@ def sequence_log_probs(
   """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 where there is none before.
 
   The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: at a vocabulary of 49,152 the
-  whole of them would be most of the memory.
+  whole of them would be most of the memory. They are computed again in the backward pass, unless one chunk is all.
   """
   lm = LM(config)
   hidden: Any = lm.apply(params, tokens_BxT, segment_ids_BxT)
@@ -39,13 +39,17 @@ def sequence_log_probs(
   hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
   by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-  @jax.checkpoint
   def chunk_log_probs(hidden: Array, targets: Array) -> Array:
     logits: Any = lm.apply(params, hidden, method="logits")
     return token_log_probs(logits, targets, temperature)
 
-  _, out = jax.lax.scan(lambda _, xs: (None, chunk_log_probs(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
-  shifted = jnp.pad(jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)[:, : time - 1], ((0, 0), (1, 0)))
+  if chunk == time:
+    log_probs = chunk_log_probs(hidden, targets)
+  else:
+    again = jax.checkpoint(chunk_log_probs)
+    _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
+    log_probs = jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)
+  shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
   follows = segment_ids_BxT == jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
   return jnp.where(follows & (segment_ids_BxT != 0), shifted, 0)
 

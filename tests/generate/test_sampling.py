@@ -49,3 +49,19 @@ def test_log_probs_are_those_of_the_softmax():
 def test_impossible_options_are_refused(wrong):
   with pytest.raises(ValueError, match="temperature >= 0"):
     SamplingConfig(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_the_written_gradient_of_a_log_probability_is_the_derived_one(temperature):
+  rng = np.random.default_rng(0)
+  with jax.enable_x64():
+    logits = jnp.asarray(rng.normal(size=(3, 4, 50)) * 5).at[..., 40:].set(jnp.finfo("float64").min)
+    tokens, weights = jnp.asarray(rng.integers(40, size=(3, 4))), jnp.asarray(rng.normal(size=(3, 4)))
+
+    def derived(logits):
+      return jnp.take_along_axis(jax.nn.log_softmax(logits / (temperature or 1)), tokens[..., None], axis=-1)[..., 0]
+
+    value = lambda log_probs: lambda logits: jnp.sum(weights * log_probs(logits))
+    written = value(lambda logits: token_log_probs(logits, tokens, temperature))
+    np.testing.assert_allclose(written(logits), value(derived)(logits), rtol=1e-12)
+    np.testing.assert_allclose(jax.grad(written)(logits), jax.grad(value(derived))(logits), atol=1e-14)

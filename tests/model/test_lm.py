@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from flax.nnx import bridge
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 from selfrag_jax.mesh import LOGICAL_RULES, make_mesh
 from selfrag_jax.model.cache import init_cache
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.lm import LM, init_params, segment_positions, stack, unstack
+from selfrag_jax.train.losses import masked_lm_loss
 
 PATTERNS = ("TTMM", "MMTT", "MMMM", "TTTT", "TMTM")
 
@@ -206,6 +208,26 @@ def test_remat_changes_memory_and_not_gradients(remat):
     losses[policy] = (loss(params), loss.lower(params).compile().memory_analysis().temp_size_in_bytes)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), losses["none"][0], losses[remat][0])
   assert losses[remat][1] < losses["none"][1]
+
+
+def products(jaxpr):
+  """Yield the dot_generals of a program, those of its loops and calls included."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from products(inner)
+
+
+def test_activations_meet_weights_as_two_matrices_forward_and_backward():
+  """XLA's CPU backend takes twice as long for the gradients of products with three axes."""
+  config = small("TM")
+  batch = {"tokens": tokens_of(config, (2, 24)), "segment_ids": jnp.ones((2, 24), int), "mask": jnp.ones((2, 24), bool)}
+  program = jax.make_jaxpr(jax.grad(lambda params: masked_lm_loss(config, params, batch).loss))(params_of(config)).jaxpr
+  unbatched = [p for p in products(program) if not p.params["dimension_numbers"][1][0]]
+  # q, k, v, o, up, gate, down, in_proj, out_proj and the head: one forward, two backward
+  assert len(unbatched) >= 30
+  assert {operand.aval.ndim for product in unbatched for operand in product.invars} == {2}
 
 
 def test_nnx_users_can_take_the_model_over():
