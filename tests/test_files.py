@@ -5,7 +5,10 @@ import os
 import pytest
 
 from selfrag_jax import files
-from selfrag_jax.files import read_jsonl
+from selfrag_jax.files import read_json, read_json_object, read_jsonl, refuse_pointer
+
+# nested deeper than the parser goes, a number longer than Python takes, half a surrogate pair
+HOSTILE = [b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b'{"a": "\\uD800"}', b'{"\\udc00x": 1}']
 
 
 def test_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
@@ -52,7 +55,7 @@ def test_lines_are_objects_and_empty_lines_do_not_count(tmp_path):
   assert list(read_jsonl(path)) == [(1, {"a": "x\u2028y"}), (3, {"b": [1, "é"]})]
 
 
-@pytest.mark.parametrize("line", [b'{"a": ', b'{"a": "\xff"}', b"[1]", b'"a"', b"\xff\xfe{\x00}\x00"])
+@pytest.mark.parametrize("line", [b'{"a": ', b'{"a": "\xff"}', b"[1]", b'"a"', b"\xff\xfe{\x00}\x00", *HOSTILE])
 def test_a_broken_line_is_named_by_file_and_number(tmp_path, line):
   path = tmp_path / "broken.jsonl"
   path.write_bytes(b'{"fine": 1}\n\n' + line + b'\n{"fine": 2}\n')
@@ -66,3 +69,31 @@ def test_a_line_without_end_is_no_record(tmp_path, monkeypatch):
   path.write_bytes(b'{"fine": 1}\n' + b"x" * (1 << 21))
   with pytest.raises(ValueError, match=r"long\.jsonl, line 2: longer than 1 MiB"):
     list(read_jsonl(path))
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+  (tmp_path / "a.jsonl").write_text('{"a": "\\ud83d\\ude42"}')
+  assert list(read_jsonl(tmp_path / "a.jsonl")) == [(1, {"a": "🙂"})]
+  assert read_json(tmp_path / "a.jsonl", "an object") == {"a": "🙂"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'"\xff"', *HOSTILE])
+def test_a_file_that_is_no_json_is_named_with_what_was_expected(tmp_path, content):
+  (tmp_path / "config.json").write_bytes(content)
+  with pytest.raises(ValueError, match=r"config\.json: .*; expected the settings$"):
+    read_json(tmp_path / "config.json", "the settings")
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", "null", '"text"', "true"])
+def test_another_json_value_than_an_object_is_named(tmp_path, content):
+  (tmp_path / "config.json").write_text(content)
+  with pytest.raises(ValueError, match=r"config\.json: a JSON object was expected, not .*: the settings$"):
+    read_json_object(tmp_path / "config.json", "the settings")
+
+
+def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+  for read in (refuse_pointer, lambda path: read_json(path, "the settings")):
+    with pytest.raises(ValueError, match=r"config\.json is a pointer of git-lfs.*git lfs pull"):
+      read(path)
