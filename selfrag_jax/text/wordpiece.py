@@ -3,15 +3,20 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from etils import epath
 
+from selfrag_jax.files import refuse_pointer
 from selfrag_jax.text.tensorflow import tensorflow
 from selfrag_jax.text.tokenizer import checked_ids, fingerprint
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST = 100  # characters of a word; a longer one is unknown (arXiv 1810.04805, reference code)
 _LONG = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{LONGEST + 1},}}")
+_IDEOGRAPH = re.compile(  # the blocks that BERT's reference code names
+  "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
+)
 
 _SPACES = "\t\n\r"
 _CONTROL = {code: None for code in (*range(32), 127) if chr(code) not in _SPACES}
@@ -47,8 +52,12 @@ class WordPieceTokenizer:
 
   @classmethod
   def from_file(cls, path: epath.PathLike) -> "WordPieceTokenizer":
-    """Read a `vocab.txt`."""
-    return cls(epath.Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    """Read a `vocab.txt`. Raises ValueError, naming the file, for anything else."""
+    refuse_pointer(path)
+    try:
+      return cls(epath.Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}; expected one piece a line in UTF-8") from None
 
   def encode(self, text: str) -> list[int]:
     """Encode text, without `[CLS]` and `[SEP]`."""
@@ -70,10 +79,19 @@ class WordPieceTokenizer:
     plain = text.translate(_CONTROL)
     if not plain.isascii():
       decomposed = unicodedata.normalize("NFD", plain)
-      plain = "".join(char for char in decomposed if char in _SPACES or not _dropped(unicodedata.category(char)))
-    return _LONG.sub(f" {self._unknown} ", plain.lower())
+      plain = "".join(char for char in decomposed if char in _SPACES or not _dropped(char))
+    return _LONG.sub(self._without_long_words, plain.lower())
+
+  def _without_long_words(self, run: re.Match[str]) -> str:
+    """Put an unknown character for words that are too long; ideographs and marks are words by themselves."""
+    parts = ((alone, "".join(chars)) for alone, chars in groupby(run[0], _stands_alone))
+    return "".join(part if alone or len(part) <= LONGEST else f" {self._unknown} " for alone, part in parts)
 
 
-def _dropped(category: str) -> bool:
-  """Tell whether characters are left out: accents, and control and format characters."""
-  return category in ("Mn", "Cc", "Cf", "Co", "Cs")
+def _stands_alone(char: str) -> bool:
+  return unicodedata.category(char)[0] == "P" or _IDEOGRAPH.match(char) is not None
+
+
+def _dropped(char: str) -> bool:
+  """Tell whether a character is left out: accents, control and format characters, and what stands for no character."""
+  return char == "\ufffd" or unicodedata.category(char) in ("Mn", "Cc", "Cf", "Co", "Cs")

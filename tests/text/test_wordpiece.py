@@ -37,7 +37,15 @@ def test_ids_are_those_of_hugging_face(tokenizer):
   theirs = BertWordPieceTokenizer({piece: i for i, piece in enumerate(VOCABULARY)}, lowercase=True)
   texts = [
     *("", " ", "The Zebra's river, in 東京!", "NAÏVE café e\u0301", "ﬁne km² №", "ＦＵＬＬ width", "İstanbul ẞ"),
-    *("a\u200db\u0000c\u00add", "tab\tline\nnon\u00a0breaking\u3000wide", "👩‍👩‍👧 🇩🇪", "ж" * 60 + " " + "ж" * 101),
+    *(
+      "a\ufffdb \ufffd",
+      "東" * 100_000,
+      "ж。" * 300 + "ж" * 101 + "東京" * 80 + "ж" * 100,
+      "a\u200db\u0000c\u00add",
+      "tab\tline\nnon\u00a0breaking\u3000wide",
+      "👩‍👩‍👧 🇩🇪",
+      "ж" * 60 + " " + "ж" * 101,
+    ),
     *("x" * 100 + " " + "x" * 101, "zebra " * 2000, "z" * 10_000, "re-st.op!" * 50, "हिन्दी ไทย 한국어"),
     *random_texts(1000),
   ]
@@ -72,3 +80,14 @@ def test_a_file_and_its_fingerprint(tmp_path, tokenizer):
   assert same.fingerprint == tokenizer.fingerprint
   assert same.encode("the otter") == tokenizer.encode("the otter")
   assert WordPieceTokenizer([*VOCABULARY, "new"]).fingerprint != tokenizer.fingerprint
+
+
+def test_half_a_surrogate_pair_is_left_out_as_the_replacement_character_is(tokenizer):
+  assert tokenizer.encode("ot\ud800ter") == tokenizer.encode("ot\ufffdter") == tokenizer.encode("otter")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"a\nb", "\n".join([*SPECIAL, "a", "a"]).encode()])
+def test_a_file_that_is_no_vocabulary_is_named(tmp_path, content):
+  (tmp_path / "vocab.txt").write_bytes(content)
+  with pytest.raises(ValueError, match=r"vocab\.txt: .*; expected one piece a line in UTF-8"):
+    WordPieceTokenizer.from_file(tmp_path / "vocab.txt")
