@@ -12,7 +12,7 @@ Count = Callable[[Sequence[str]], Sequence[int]]  # how long each text is; words
 WORD, SENTENCE, LINE, PARAGRAPH = range(4)  # what ends behind a word
 COARSEST: dict[Method, int] = {"word": WORD, "sentence": SENTENCE, "recursive": PARAGRAPH}
 
-_WORDS = re.compile(r"\s*\S+")
+_WORD = re.compile(r"\S+")
 _ENDS = re.compile(r"[.!?…。！？][\"'”’)\]]*$")
 _ABBREVIATION = re.compile(r"^[(\"']?(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|No|vs|etc|e\.g|i\.e|cf|al|approx)\.$")
 
@@ -65,7 +65,10 @@ def chunk(
 
 def _words(text: str, size: int, count: Count) -> list[tuple[int, int, int]]:
   """Return begin, end and length of every word with the white space before it; too long ones in pieces."""
-  places = [match.span() for match in _WORDS.finditer(text)]
+  ends = [match.end() for match in _WORD.finditer(text)]
+  places = list(
+    zip([0, *ends], ends, strict=False)
+  )  # a pattern of white space and word would go over it again and again
   words = []
   for (begin, end), n in zip(places, count([text[begin:end] for begin, end in places]), strict=True):
     words += [(begin, end, n)] if n <= size else _pieces(text, begin, end, size, count)

@@ -6,9 +6,10 @@ from typing import Any
 
 from etils import epath
 
+from selfrag_jax.files import refuse_pointer
 from selfrag_jax.text.special import SPECIAL_TOKENS
 from selfrag_jax.text.tensorflow import tensorflow
-from selfrag_jax.text.tokenizer import checked_ids, decode_runs, fingerprint
+from selfrag_jax.text.tokenizer import checked_ids, decode_runs, fingerprint, well_formed
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of pieces
 _MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -35,16 +36,24 @@ class SentencePieceTokenizer:
     self.vocab_size = size + len(appended)
     self.fingerprint = fingerprint(self.name, model.hex(), self.special)
     tf, tf_text = tensorflow()
-    self._model = tf_text.SentencepieceTokenizer(model=model, out_type=tf.int32)
+    try:
+      self._model = tf_text.SentencepieceTokenizer(model=model, out_type=tf.int32)
+      self._model.tokenize("")  # the model is read at the first call
+    except tf.errors.OpError as error:
+      raise ValueError(f"this is no SentencePiece model that can be run: {error.message}") from None
 
   @classmethod
   def from_file(cls, path: epath.PathLike) -> "SentencePieceTokenizer":
-    """Read a `.model` file."""
-    return cls(epath.Path(path).read_bytes())
+    """Read a `.model` file. Raises ValueError, naming the file, for anything else."""
+    refuse_pointer(path)
+    try:
+      return cls(epath.Path(path).read_bytes())
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from None
 
   def encode(self, text: str) -> list[int]:
     """Encode text as pieces of the model."""
-    return self._model.tokenize(text).numpy().tolist()
+    return self._model.tokenize(well_formed(text)).numpy().tolist()
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids."""

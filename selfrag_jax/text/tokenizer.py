@@ -8,15 +8,19 @@ cannot speak as the system.
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 from etils import epath
 
+from selfrag_jax.files import read_json_object
 from selfrag_jax.text.special import SPECIAL_TOKENS
 
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+_HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs
+MAX_UNUSED_IDS = 1 << 20  # real vocabularies have gaps; every id is a row of the embedding
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
@@ -35,7 +39,7 @@ class Tokenizer(Protocol):
   fingerprint: str
 
   def encode(self, text: str) -> list[int]:
-    """Encode text as ordinary ids, never a special one."""
+    """Encode text as ordinary ids, never a special one; half a surrogate pair is read as U+FFFD."""
     ...
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
@@ -89,7 +93,7 @@ class ByteTokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Encode text as its UTF-8 bytes."""
-    return [len(SPECIAL_TOKENS) + byte for byte in text.encode()]
+    return [len(SPECIAL_TOKENS) + byte for byte in well_formed(text).encode()]
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
@@ -121,7 +125,10 @@ class BPETokenizer:
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers.pre_tokenizers import ByteLevel
 
-    base_size = 1 + max((*vocab.values(), *control.values()))
+    largest = max((*vocab.values(), *control.values()), default=-1)
+    if largest - len(vocab) - len(control) > MAX_UNUSED_IDS or min((*vocab.values(), *control.values()), default=0) < 0:
+      raise ValueError(f"ids up to {largest} for {len(vocab) + len(control)} tokens; ids count the tokens from 0")
+    base_size = 1 + largest
     appended = [token for token in SPECIAL_TOKENS if token not in control]
     self.special: Mapping[str, int] = {**control, **{token: base_size + i for i, token in enumerate(appended)}}
 
@@ -148,7 +155,10 @@ class BPETokenizer:
         "merges": [[a, b] for a, b in merges if hidden.isdisjoint((a, b, a + b))],
       },
     }
-    self._rust = RustTokenizer.from_str(json.dumps(definition))
+    try:
+      self._rust = RustTokenizer.from_str(json.dumps(definition))
+    except Exception as error:  # the library raises nothing narrower
+      raise ValueError(f"the tokenizer cannot be run: {error}") from None
     self.vocab_size = first_byte + len(missing)
     self.fingerprint = fingerprint(self.name, definition, self.special)
 
@@ -158,27 +168,40 @@ class BPETokenizer:
 
     Every added token, special or not, becomes a control token. Raises ValueError if the model is not a byte-level BPE.
     """
-    folder = epath.Path(path)
-    definition = json.loads((folder / "tokenizer.json").read_bytes())
-    model, pre_tokenizer = definition["model"], definition["pre_tokenizer"] or {}
+    path = epath.Path(path) / "tokenizer.json"
+    definition = read_json_object(path, "a tokenizer as Hugging Face writes it")
+    model, pre_tokenizer = _object(path, definition, "model"), _object(path, definition, "pre_tokenizer")
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    if model["type"] != "BPE" or "ByteLevel" not in {step.get("type") for step in steps}:
-      raise ValueError(f"{folder} holds no byte-level BPE but {model['type']}; use a tokenizer of that kind")
-    control = {token["content"]: token["id"] for token in definition["added_tokens"]}
-    config = folder / "tokenizer_config.json"
+    kinds = [step.get("type") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    if model.get("type") != "BPE" or "ByteLevel" not in kinds:
+      raise ValueError(
+        f"{path} holds no byte-level BPE but {str(model.get('type'))[:40]}; use a tokenizer of that kind"
+      )
+    control = _added_tokens(path, definition.get("added_tokens") or [])
+    config = path.parent / "tokenizer_config.json"
     if config.exists():
-      added = json.loads(config.read_bytes()).get("added_tokens_decoder", {})
-      control |= {token["content"]: int(i) for i, token in added.items()}
+      decoder = _object(config, read_json_object(config, "settings of a tokenizer"), "added_tokens_decoder")
+      if wrong := [i for i, token in decoder.items() if not i.isdecimal() or not isinstance(token, dict)]:
+        raise ValueError(f"{config}: added_tokens_decoder has {reprlib.repr(wrong[0])}; expected ids with objects")
+      control |= _added_tokens(config, [{**token, "id": int(i)} for i, token in decoder.items()])
+    vocab, merges = _object(path, model, "vocab"), model.get("merges")
+    if wrong := [piece for piece, i in vocab.items() if type(i) is not int]:
+      raise ValueError(f"{path}: the id of {wrong[0]!r} in vocab is {reprlib.repr(vocab[wrong[0]])}, no whole number")
+    if not isinstance(merges, list):
+      raise ValueError(f"{path}: merges is {reprlib.repr(merges)}; a list of pairs is expected")
     # Dropout would make ids random, and no byte is unknown; options that are off are the same as absent ones.
     dropped = ("type", "vocab", "merges", "dropout", "unk_token", "fuse_unk")
-    return cls(
-      model["vocab"],
-      map(_pair, model["merges"]),
-      control,
-      pre_tokenizer=pre_tokenizer,
-      normalizer=definition["normalizer"],
-      options={option: value for option, value in model.items() if value and option not in dropped},
-    )
+    try:
+      return cls(
+        vocab,
+        map(_pair, merges),
+        control,
+        pre_tokenizer=pre_tokenizer,
+        normalizer=definition.get("normalizer"),
+        options={option: value for option, value in model.items() if value and option not in dropped},
+      )
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from None
 
   @classmethod
   def from_pieces(
@@ -198,7 +221,7 @@ class BPETokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Encode text; the ids of the base tokenizer, where the text spells none of its added tokens."""
-    return self._rust.encode(text, add_special_tokens=False).ids
+    return self._rust.encode(well_formed(text), add_special_tokens=False).ids
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
@@ -207,8 +230,31 @@ class BPETokenizer:
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
   # files written before tokenizers 0.20 say "a b", later ones ["a", "b"]
-  left, right = merge.split(" ") if isinstance(merge, str) else merge
-  return left, right
+  pair = merge.split(" ") if isinstance(merge, str) else merge
+  if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(piece, str) for piece in pair):
+    raise ValueError(f"the merge {reprlib.repr(merge)} is no pair of pieces")
+  return pair[0], pair[1]
+
+
+def _object(path: epath.Path, source: Mapping[str, Any], key: str) -> dict[str, Any]:
+  """Return the object under a key, an empty one for null. Raises ValueError for anything else."""
+  value = source.get(key)
+  if value is not None and not isinstance(value, dict):
+    raise ValueError(f"{path}: {key} is {reprlib.repr(value)}; an object is expected")
+  return value or {}
+
+
+def _added_tokens(path: epath.Path, tokens: Any) -> dict[str, int]:
+  """Return the ids of added tokens by their texts."""
+  typed = lambda token: type(token.get("id")) is int and isinstance(token.get("content"), str)
+  if not isinstance(tokens, list) or not all(isinstance(token, dict) and typed(token) for token in tokens):
+    raise ValueError(f"{path}: added tokens are {reprlib.repr(tokens)}; expected objects with content and id")
+  return {token["content"]: token["id"] for token in tokens}
+
+
+def well_formed(text: str) -> str:
+  """Return text with U+FFFD for every half of a surrogate pair, which JSON can bring and UTF-8 cannot hold."""
+  return text if text.isascii() else _HALVES.sub("\ufffd", text)
 
 
 def fingerprint(*definition: Any) -> str:

@@ -84,3 +84,9 @@ def test_chunks_are_the_text_and_none_is_too_long(method, text, size, overlap, l
 def test_what_cannot_be_meant_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
     chunk("text", **options)
+
+
+def test_white_space_without_end_is_gone_over_once():
+  assert chunk(" " * 200_000, 8) == []
+  [span] = chunk("word" + " \n" * 200_000, 8)
+  assert (span.start, span.end) == (0, 400_004)

@@ -75,3 +75,17 @@ def test_tokenizers_open_by_name_or_file(model, tokenizer, tmp_path):
   (tmp_path / "b.model").write_bytes(b"no model")
   with pytest.raises(ValueError, match="this is no SentencePiece model"):
     open_tokenizer(str(tmp_path / "b.model"))
+
+
+def test_odd_text_is_text(tokenizer):
+  assert tokenizer.encode("a\ud800b") == tokenizer.encode("a\ufffdb")
+  assert tokenizer.decode(tokenizer.encode("a\0b")) == "a\0b"
+  long = "abé" * 100_000
+  assert tokenizer.decode(tokenizer.encode(long)) == long
+
+
+def test_damaged_models_are_named(model, tmp_path):
+  for content in (model[:-100], model[:1], b"\x0a\x03\x0a\x01a", b"version https://git-lfs.github.com/spec/v1\n"):
+    (tmp_path / "b.model").write_bytes(content)
+    with pytest.raises(ValueError, match=r"b\.model"):
+      open_tokenizer(str(tmp_path / "b.model"))

@@ -4,6 +4,8 @@ import json
 import random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -232,3 +234,76 @@ def test_fingerprints_change_exactly_with_the_definition(bpe, bpe_folder):
   assert len({t.fingerprint for t in different}) == len(different)
   assert BPETokenizer.from_folder(bpe_folder).fingerprint == bpe.fingerprint
   assert WordTokenizer(["a", "b"]).fingerprint == different[1].fingerprint
+
+
+def test_half_a_surrogate_pair_is_read_as_the_replacement_character(tokenizer):
+  assert tokenizer.encode("a\ud800b\udfff") == tokenizer.encode("a\ufffdb\ufffd")
+  assert tokenizer.encode("a\0b") != tokenizer.encode("ab")
+  assert tokenizer.decode(tokenizer.encode("a\0b")) == "a\0b"
+
+
+def test_long_text_without_spaces_comes_back(tokenizer):
+  text = "ab1é" * 250_000
+  assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def definition(folder):
+  return json.loads((folder / "tokenizer.json").read_text())
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"model": None}, "no byte-level BPE"),
+    ({"model": [1]}, "model is .1.; an object is expected"),
+    ({"pre_tokenizer": "ByteLevel"}, "pre_tokenizer is 'ByteLevel'; an object is expected"),
+    ({"added_tokens": {"a": 1}}, "added tokens are .*; expected objects with content and id"),
+    ({"added_tokens": [{"content": "a", "id": "3"}]}, "expected objects with content and id"),
+    ({"added_tokens": [{"content": "a", "id": 10**12}]}, "ids up to 1000000000000 for"),
+    ({"added_tokens": [{"content": "a", "id": -3}]}, "ids count the tokens from 0"),
+    ({"normalizer": {"type": "Nothing"}}, "the tokenizer cannot be run"),
+    ({"vocab": {"a": 0, "b": 1.5}}, "the id of 'b' in vocab is 1.5, no whole number"),
+    ({"vocab": {"a": 0, "b": None}}, "the id of 'b' in vocab is None, no whole number"),
+    ({"vocab": {"a": 10**9}}, "ids up to 1000000000 for"),
+    ({"merges": {"a": "b"}}, "merges is .*; a list of pairs is expected"),
+    ({"merges": ["a b c"]}, "the merge 'a b c' is no pair"),
+    ({"merges": [["a", 3]]}, "the merge .* is no pair"),
+    ({"merges": [["a", "never"]]}, "the tokenizer cannot be run"),
+  ],
+)
+def test_a_tokenizer_file_that_is_none_is_named(bpe_folder, tmp_path, change, message):
+  found = definition(bpe_folder)
+  (found["model"] if change.keys() & {"vocab", "merges"} else found).update(change)
+  (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+  with pytest.raises(ValueError, match=rf"tokenizer\.json:? .*{message}"):
+    BPETokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("added", [[1], {"x": {"content": "a"}}, {"500": "a"}, {"500": {}}, {"500": {"content": 3}}])
+def test_a_tokenizer_config_of_the_wrong_kind_is_named(bpe_folder, tmp_path, added):
+  (tmp_path / "tokenizer.json").write_text((bpe_folder / "tokenizer.json").read_text())
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+  with pytest.raises(ValueError, match=r"tokenizer_config\.json: added.tokens"):
+    BPETokenizer.from_folder(tmp_path)
+
+
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["BPE", "a", "b", "\ud800", "ByteLevel"]),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "type", "id", "content"]), inner),
+  max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_tokenizer_file_is_a_tokenizer_or_an_error_with_the_file(bpe_folder, tmp_path_factory, data):
+  found, folder = definition(bpe_folder), tmp_path_factory.getbasetemp()
+  where = data.draw(st.sampled_from([found, found["model"], found["pre_tokenizer"]]))
+  where.update(data.draw(st.dictionaries(st.sampled_from(sorted(where)), JSON, max_size=2)))
+  (folder / "tokenizer.json").write_text(json.dumps(found))
+  try:
+    bpe = BPETokenizer.from_folder(folder)
+    understood = all(0 <= i < bpe.vocab_size for i in bpe.encode("where is 12 é<||>"))
+  except ValueError as error:
+    understood = "tokenizer.json" in str(error)
+  assert understood
