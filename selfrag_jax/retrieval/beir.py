@@ -5,8 +5,9 @@ queries.jsonl                     lines of {_id, text}
 qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id, score, under one line of headings
 """
 
+import math
+import reprlib
 from collections.abc import Collection, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
     where = f"{folder / 'queries.jsonl'}, line {number}"
     id, text = record.get("_id"), record.get("text")
     if not isinstance(id, str) or not isinstance(text, str):
-      raise ValueError(f"{where}: _id and text must be strings, got {id!r} and {text!r}")
+      raise ValueError(f"{where}: _id and text must be strings, got {reprlib.repr([id, text])}")
     if id in queries:
       raise ValueError(f"{where}: the query id {id!r} occurs twice; ids must be unique")
     queries[id] = text
@@ -59,9 +60,12 @@ def read_corpus(path: epath.PathLike) -> list[Document]:
   """Read the documents of a `corpus.jsonl`. Raises ValueError, with file and line, for what is no document."""
   documents: dict[str, Document] = {}
   for number, record in read_jsonl(path):
-    id, title, text = record.get("_id"), record.get("title") or "", record.get("text")
+    id, title, text = record.get("_id"), record.get("title"), record.get("text")
+    title = "" if title is None else title
     if not isinstance(id, str) or not id or not isinstance(title, str) or not isinstance(text, str):
-      raise ValueError(f"{path}, line {number}: _id, title and text must be strings, got {id!r}")
+      raise ValueError(
+        f"{path}, line {number}: _id, title and text must be strings, got {reprlib.repr([id, title, text])}"
+      )
     if id in documents:
       raise ValueError(f"{path}, line {number}: the id {id!r} occurs twice; ids must be unique")
     documents[id] = Document(id, title, text)
@@ -73,20 +77,36 @@ def read_corpus(path: epath.PathLike) -> list[Document]:
 def read_qrels(path: epath.PathLike, queries: Collection[str], documents: Collection[str]) -> Qrels:
   """Read the grades above 0. Raises ValueError, with file and line, for ids that are in neither collection."""
   grades: Qrels = {}
-  for number, line in islice(read_lines(path), 1, None):
-    try:
-      query, document, score = line.split("\t")
-      grade = float(score)
-    except ValueError:
+  judged: set[tuple[str, str]] = set()
+  for place, (number, line) in enumerate(read_lines(path)):
+    found = _judgement(line)
+    if not place:
+      if found is not None:
+        raise ValueError(f"{path}, line {number}: {line!r} stands where the headings are expected; put them above it")
+      continue
+    if found is None:
       raise ValueError(
-        f"{path}, line {number}: {line!r} is not query-id, corpus-id and score with tabs between"
-      ) from None
+        f"{path}, line {number}: {reprlib.repr(line)} is not query-id, corpus-id and score with tabs between"
+      )
+    query, document, grade = found
+    if (query, document) in judged:
+      raise ValueError(f"{path}, line {number}: query {query!r} and document {document!r} are judged twice; keep one")
+    judged.add((query, document))
     if query not in queries or document not in documents:
       unknown = f"document {document!r}" if query in queries else f"query {query!r}"
       raise ValueError(f"{path}, line {number}: there is no {unknown}; remove the line or add what it names")
     if grade > 0:
       grades.setdefault(query, {})[document] = grade
   return grades
+
+
+def _judgement(line: str) -> tuple[str, str, float] | None:
+  """Return query, document and grade of a line, None if it has other columns."""
+  try:
+    query, document, score = line.split("\t")
+    return (query, document, float(score)) if math.isfinite(float(score)) else None
+  except ValueError:
+    return None
 
 
 def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> dict[str, Judged]:

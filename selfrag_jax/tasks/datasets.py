@@ -3,11 +3,12 @@
 Files are the official ones or are read strictly: what cannot be understood raises, with file and line or record.
 """
 
-import json
+import reprlib
 from typing import Any, NamedTuple
 
 from etils import epath
 
+from selfrag_jax.files import read_json
 from selfrag_jax.retrieval.beir import read_corpus, read_qrels
 
 FILES = {
@@ -68,7 +69,7 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
     where = f"{folder / 'questions.json'}, question {id}"
     try:
       hops = {slot: _hop(record, passages[slot]) for slot in map(slots.__getitem__, gold.get(id, ()))}
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise ValueError(f"{where}: {error!r}; expected the official fields of HotpotQA or MuSiQue") from None
     if not hops or -1 in hops.values():
       raise ValueError(
@@ -82,10 +83,7 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
 
 
 def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
-  try:
-    records = json.loads(path.read_bytes().decode("utf-8"))
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}; expected {FILES['questions.json']}") from None
+  records = read_json(path, FILES["questions.json"])
   if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
     raise ValueError(f"{path}: not a list of objects; expected {FILES['questions.json']}")
   questions = {}
@@ -93,8 +91,12 @@ def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
     id = record.get("_id", record.get("id"))
     if not isinstance(id, str) or not isinstance(record.get("question"), str):
       raise ValueError(f"{path}, record {number}: the id and the question must be strings")
-    if not all(isinstance(answer, str) for answer in _answers(record)):
-      raise ValueError(f"{path}, record {number}: answer and answer_aliases must be strings")
+    if not isinstance(answerable := record.get("answerable", True), bool):
+      raise ValueError(f"{path}, record {number}: answerable is {reprlib.repr(answerable)}, not true or false")
+    aliases = record.get("answer_aliases") or []
+    texts = [record.get("answer"), *aliases] if isinstance(aliases, list) else [aliases]
+    if not all(isinstance(text, str | None) for text in texts) or isinstance(aliases, str):
+      raise ValueError(f"{path}, record {number}: answer must be a string, and answer_aliases a list of strings")
     if id in questions:
       raise ValueError(f"{path}: the question id {id!r} occurs twice; ids must be unique")
     questions[id] = record

@@ -4,6 +4,7 @@ Source: Liu et al. 2023, arXiv 2307.03172. Two layouts are read: questions with 
 lists of key-value pairs.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,9 +41,9 @@ def _read_file(file: epath.Path) -> list[DocumentQuestion]:
   for number, record in read_jsonl(file):
     try:
       questions.append(_pairs(record) if "ordered_kv_records" in record else _passages(record))
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
       raise ValueError(
-        f"{file}, line {number}: {error!r}; expected question, answers, gold and distractors, or ordered_kv_records, "
+        f"{file}, line {number}: {error}; expected question, answers, gold and distractors, or ordered_kv_records, "
         "key and value"
       ) from None
   if not questions:
@@ -51,21 +52,37 @@ def _read_file(file: epath.Path) -> list[DocumentQuestion]:
 
 
 def _passages(record: Mapping[str, Any]) -> DocumentQuestion:
-  if not record["answers"] or not all(isinstance(answer, str) for answer in record["answers"]):
+  question, answers = _get(record, "question", str), _get(record, "answers", list)
+  if not answers or not all(isinstance(answer, str) for answer in answers):
     raise ValueError("answers must be texts, at least one")
-  write = lambda document: f"(Title: {document['title']}) {document['text']}"
-  others = tuple(map(write, record["distractors"]))
-  return DocumentQuestion(record["question"], tuple(record["answers"]), write(record["gold"]), others)
+  documents = [_get(record, "gold", dict), *_get(record, "distractors", list)]
+  gold, *others = (f"(Title: {_get(found, 'title', str)}) {_get(found, 'text', str)}" for found in documents)
+  return DocumentQuestion(question, tuple(answers), gold, tuple(others))
 
 
 def _pairs(record: Mapping[str, Any]) -> DocumentQuestion:
-  pairs = {key: value for key, value in record["ordered_kv_records"]}
-  key, value = record["key"], record["value"]
-  if pairs.pop(key) != value:
-    raise ValueError(f"the value of {key} is another one among the pairs")
+  key, value = _get(record, "key", str), _get(record, "value", str)
+  pairs: dict[str, str] = {}
+  for pair in _get(record, "ordered_kv_records", list):
+    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+      raise ValueError(f"{reprlib.repr(pair)} is no pair of texts")
+    if pair[0] in pairs:
+      raise ValueError(f"the key {pair[0]!r} occurs twice")
+    pairs[pair[0]] = pair[1]
+  if pairs.pop(key, None) != value:
+    raise ValueError(f"the pairs do not say that {key!r} is {value!r}")
   write = lambda key, value: f'"{key}": "{value}"'
   others = tuple(write(*pair) for pair in pairs.items())
   return DocumentQuestion(f'What is the value of the key "{key}"?', (value,), write(key, value), others)
+
+
+def _get(source: Any, key: str, kind: type) -> Any:
+  """Return a field of an object. Raises ValueError if it is missing or of another type."""
+  value = source.get(key) if isinstance(source, dict) else None
+  if not isinstance(value, kind):
+    names = {str: "a text", list: "a list", dict: "an object"}
+    raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {names[kind]}")
+  return value
 
 
 def prompt(question: DocumentQuestion, documents: Sequence[str]) -> str:

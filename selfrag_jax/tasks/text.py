@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import read_jsonl
+from selfrag_jax.files import read_jsonl, refuse_pointer
 from selfrag_jax.tasks.facts import Demand
 from selfrag_jax.tasks.search import Indices, ShuffledEpochs
 from selfrag_jax.tasks.sequences import Sequences
@@ -34,17 +34,21 @@ def read_documents(path: epath.PathLike) -> Iterator[str]:
 def text_files(path: epath.PathLike) -> list[epath.Path]:
   """List the texts of a folder in the order of their names, or the file itself. Raises like `read_documents`."""
   root = epath.Path(path)
-  files = sorted(file for file in root.iterdir() if file.suffix in _READERS) if root.is_dir() else [root]
+  files = (
+    sorted(file for file in root.iterdir() if file.suffix in _READERS and file.is_file()) if root.is_dir() else [root]
+  )
   if not files or not files[0].exists():
     raise FileNotFoundError(f"{path} holds no text; give a file or a folder of files that end in {', '.join(_READERS)}")
   if (suffix := files[0].suffix) not in _READERS:
     raise ValueError(f"{path} ends in {suffix!r}; texts end in {', '.join(_READERS)}")
+  for file in files:
+    refuse_pointer(file)
   return files
 
 
 def read_passages(file: epath.Path) -> list[tuple[int, str]]:
   """List the passages of one of the `text_files` with their numbers: lines of a `.txt` file, records of the others."""
-  texts = file.read_text(encoding="utf-8").splitlines() if file.suffix == ".txt" else _READERS[file.suffix](file)
+  texts = next(_whole(file)).splitlines() if file.suffix == ".txt" else _READERS[file.suffix](file)
   found = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
   if not found:
     raise ValueError(f"{file} holds no text")
@@ -61,11 +65,26 @@ def _lines(file: epath.Path) -> Iterator[str]:
 def _records(file: epath.Path) -> Iterator[str]:
   import grain
 
-  source: Any = grain.sources.ArrayRecordDataSource(str(file))
-  return (source[i].decode() for i in range(len(source)))
+  try:
+    source: Any = grain.sources.ArrayRecordDataSource(str(file))
+    n = len(source)
+  except Exception as error:  # the library has no type of its own for a damaged file
+    raise ValueError(f"{file} is damaged, or no ArrayRecord file ({error}); write it again") from None
+  for i in range(n):
+    try:
+      yield source[i].decode()
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{file}, record {i + 1}: {error}; records are texts in UTF-8") from None
 
 
-_READERS = {".txt": lambda file: iter([file.read_text(encoding="utf-8")]), ".jsonl": _lines, ".array_record": _records}
+def _whole(file: epath.Path) -> Iterator[str]:
+  try:
+    yield file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{file}: {error}; save the file as UTF-8") from None
+
+
+_READERS = {".txt": _whole, ".jsonl": _lines, ".array_record": _records}
 
 
 class PackedText:

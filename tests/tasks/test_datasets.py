@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
 
@@ -100,6 +102,16 @@ def test_a_missing_folder_or_file_is_named_with_what_belongs_there(tmp_path):
     ({"qrels": ["q9\tp0\t1"]}, r"qrels\.tsv, line 2: there is no query 'q9'"),
     ({"qrels": ["q0 p0 1"]}, r"qrels\.tsv, line 2: 'q0 p0 1' is not query-id, corpus-id and score"),
     ({"qrels": ["q0\tp0\tyes"]}, r"qrels\.tsv, line 2"),
+    ({"qrels": ["q0\tp0\tnan"]}, r"qrels\.tsv, line 2"),
+    ({"qrels": [*QRELS, QRELS[0]]}, r"qrels\.tsv, line 4: query 'q0' and document 'p0' are judged twice"),
+    ({"questions": [HOTPOT | {"answer_aliases": "Seine"}]}, "record 0: answer must be a string, and answer_aliases a"),
+    ({"questions": [HOTPOT | {"answer_aliases": 3}]}, "record 0: answer must be a string, and answer_aliases a"),
+    ({"questions": [HOTPOT | {"answer": {"a": 1}}]}, "record 0: answer must be a string"),
+    ({"questions": [HOTPOT | {"answer": 0}]}, "record 0: answer must be a string"),
+    ({"questions": [HOTPOT | {"answerable": "false"}]}, "record 0: answerable is 'false', not true or false"),
+    ({"questions": [HOTPOT | {"supporting_facts": [["Paris", 0, 1]]}]}, "question q0: ValueError"),
+    ({"questions": [HOTPOT | {"supporting_facts": [[3, 0]]}]}, "question q0: AttributeError"),
+    ({"corpus": [{"_id": "p0", "title": 0, "text": "x"}]}, "line 1: _id, title and text must be strings"),
     ({"qrels": []}, r"question q0 is supported by \[\]"),
     ({"qrels": ["q1\tp0\t1", "q1\tp2\t1"], "questions": [MUSIQUE]}, r"question q1 is supported by \['p0', 'p2'\]"),
   ],
@@ -143,3 +155,49 @@ def test_hops_of_real_musique_questions_follow_the_decomposition(shared_data):
     assert len(question.gold) == len(steps) == hops
     for slot, step in zip(question.gold, steps, strict=True):
       assert step["answer"].lower() in f"{passages[slot].title} {passages[slot].text}".lower()
+
+
+def test_judgements_without_headings_are_an_error(tmp_path):
+  """Else the first of them would be taken for the headings."""
+  (write(tmp_path) / "qrels.tsv").write_text("\n".join(QRELS))
+  with pytest.raises(ValueError, match=r"qrels\.tsv, line 1: .* stands where the headings are expected"):
+    read_qa_folder(tmp_path)
+
+
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.sampled_from(["Paris", "Seine", "\ud800", ""]),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["idx", "title", "x"]), inner),
+  max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(base=st.sampled_from([HOTPOT, MUSIQUE]), changes=st.dictionaries(st.sampled_from([*HOTPOT, *MUSIQUE]), JSON))
+def test_any_record_is_a_question_or_an_error_that_names_the_file(tmp_path_factory, base, changes):
+  folder = write(tmp_path_factory.getbasetemp(), questions=[base | changes], qrels=[])
+  with pytest.raises(ValueError, match=r"questions"):  # at best it has no passage
+    read_qa_folder(folder)
+  (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tp1\t1\n")
+  try:
+    understood = all(
+      isinstance(answer, str) for question in read_qa_folder(folder).questions for answer in question.answers
+    )
+  except ValueError as error:
+    understood = str(folder) in str(error)
+  assert understood
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(["corpus.jsonl", "qrels.tsv", "questions.json"]), content=st.binary(max_size=60))
+def test_any_bytes_are_an_error_that_names_the_file(tmp_path_factory, name, content):
+  folder = write(tmp_path_factory.getbasetemp())
+  (folder / name).write_bytes(content)
+  with pytest.raises(ValueError, match=str(folder)):
+    read_qa_folder(folder)
+
+
+def test_nesting_and_halves_of_surrogate_pairs_are_errors(tmp_path):
+  for content in ("[" * 100_000, json.dumps([HOTPOT | {"question": "\ud800"}])):
+    (write(tmp_path) / "questions.json").write_text(content)
+    with pytest.raises(ValueError, match=r"questions\.json: .*; expected a list of records"):
+      read_qa_folder(tmp_path)

@@ -3,9 +3,16 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=4),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["title", "text", "x"]), inner),
+  max_leaves=6,
+)
 QUESTION = DocumentQuestion("Who?", ("Ada",), "gold", ("a", "b", "c"))
 PASSAGES = {
   "question": "who wrote it", "answers": ["Ada", "Ada L."], "gold": {"title": "T", "text": "Ada wrote it."},
@@ -31,7 +38,14 @@ def test_both_layouts_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "record", [{"question": "who"}, {**PASSAGES, "answers": []}, {**PAIRS, "key": "k9"}, {**PAIRS, "value": "v1"}]
+  "record",
+  [
+    *[{"question": "who"}, {**PASSAGES, "answers": []}, {**PAIRS, "key": "k9"}, {**PAIRS, "value": "v1"}],
+    *[{**PASSAGES, "answers": "Ada"}, {**PASSAGES, "question": 3}, {**PASSAGES, "gold": {"title": None, "text": "x"}}],
+    *[{**PASSAGES, "distractors": {"title": "U"}}, {**PASSAGES, "distractors": ["U"]}, {**PASSAGES, "gold": "x"}],
+    *[{**PAIRS, "value": 3}, {**PAIRS, "ordered_kv_records": [["k2", "v2", "x"]]}, {**PAIRS, "ordered_kv_records": 3}],
+    {**PAIRS, "ordered_kv_records": [["k2", "v1"], ["k2", "v2"]]},
+  ],
 )
 def test_another_record_is_named(tmp_path, record):
   write(tmp_path / "a.jsonl", PASSAGES, record)
@@ -71,3 +85,16 @@ def test_the_shared_files_are_read(shared_data):
     assert all(len(question.others) == others for question in questions)
   [questions] = nq.values()
   assert all(any(answer in question.gold for answer in question.answers) for question in questions)
+
+
+@settings(max_examples=200, deadline=None)
+@given(base=st.sampled_from([PASSAGES, PAIRS]), changes=st.dictionaries(st.sampled_from([*PASSAGES, *PAIRS]), JSON))
+def test_any_record_is_a_question_or_an_error_with_its_line(tmp_path_factory, base, changes):
+  path = tmp_path_factory.getbasetemp() / "any.jsonl"
+  write(path, base | changes)
+  try:
+    [[question]] = read_questions(path).values()
+    understood = all(isinstance(text, str) for text in (question.question, question.gold, *question.answers))
+  except ValueError as error:
+    understood = "any.jsonl, line 1" in str(error)
+  assert understood

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from selfrag_jax.tasks.text import HELD_OUT, PackedText, TextData, read_documents
+from selfrag_jax.tasks.text import HELD_OUT, PackedText, TextData, read_documents, read_passages, text_files
 from selfrag_jax.text.tokenizer import ByteTokenizer
 
 TEXTS = ["one two\nthree", "four", "fünf"]
@@ -42,6 +42,34 @@ def test_what_is_no_text_is_named(tmp_path):
   (tmp_path / "empty.txt").unlink()
   (tmp_path / "b.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
   with pytest.raises(ValueError, match=r"b\.jsonl, line 2: the field 'text' is missing"):
+    list(read_documents(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("a.txt", b"caf\xe9", r"a\.txt: .*save the file as UTF-8"),
+    ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", r"a\.txt is a pointer of git-lfs"),
+    ("a.jsonl", b'{"text": ["a"]}', r"a\.jsonl, line 1: the field 'text'"),
+    ("a.jsonl", b'{"text": "a\\ud800"}', r"a\.jsonl, line 1: .*half a surrogate pair"),
+    ("a.jsonl", b'{"text": ' + b"[" * 100_000, r"a\.jsonl, line 1: nested too deeply"),
+    ("a.array_record", b"no records", r"a\.array_record is damaged, or no ArrayRecord file"),
+    ("a.array_record", b"", r"a\.array_record is damaged, or no ArrayRecord file"),
+  ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  for read in (read_documents, lambda path: read_passages(text_files(path)[0])):
+    with pytest.raises(ValueError, match=message):
+      list(read(tmp_path))
+
+
+def test_a_record_that_is_no_text_is_named(tmp_path):
+  writer = ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:1")
+  writer.write(b"good")
+  writer.write(b"\xff")
+  writer.close()
+  with pytest.raises(ValueError, match=r"a\.array_record, record 2: .*texts in UTF-8"):
     list(read_documents(tmp_path))
 
 
