@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
   from selfrag_jax.memory.state import MemoryState
 
-_SCORES = 1 << 24  # of one matrix product on the host: 64 MiB
+_SCORES = 1 << 24  # of one matrix product on the host, and numbers of its candidates: 64 MiB
 
 
 class Backend(Protocol):
@@ -32,8 +32,16 @@ class Backend(Protocol):
     bias: np.ndarray | None,
     metric: Metric,
   ) -> SearchResult:
-    """Find the best for queries f32[B, D] among valid rows that are `allowed` bool[C], with `bias` f32[C] added."""
+    """Find the best for queries f32[B, D] among valid rows that are `allowed` bool[C], with `bias` f32[C] added.
+
+    Results are [B, k], or narrower where k is more than `at_most`.
+    """
     ...
+
+
+def at_most(k: int, table: Table) -> int:
+  """Return k, but not far more than there are chunks: few values while a store grows, so few compilations."""
+  return min(k, len(table.valid), max(64, 1 << max(len(table.slots) - 1, 0).bit_length()))
 
 
 class NumpyBackend:
@@ -42,7 +50,7 @@ class NumpyBackend:
   def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
     table.changed.clear()
     allowed = table.valid if allowed is None else table.valid & allowed
-    return _search_product(table, queries, k, allowed, bias, metric)
+    return _search_product(table, queries, at_most(k, table), allowed, bias, metric)
 
 
 class DeviceBackend:
@@ -91,7 +99,7 @@ class DeviceBackend:
     return jax.device_put(state, jax.tree.map(place, partition_specs(state, self._axis)))
 
   def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
-    state = self.state(table)
+    state, k = self.state(table), at_most(k, table)
     B, C = len(queries), len(state.valid)
     padded = np.zeros((1 << (B - 1).bit_length(), queries.shape[1]), np.float32)  # few shapes, so few compilations
     padded[:B] = queries
@@ -124,7 +132,7 @@ class ScannBackend:
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "scann")
 
   def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
-    exact = table.valid if allowed is None else table.valid & allowed
+    exact, k = table.valid if allowed is None else table.valid & allowed, at_most(k, table)
     if allowed is None and bias is None:
       self.update(table, metric)
     if self._searcher is None or self._metric != metric or allowed is not None or bias is not None:
@@ -219,7 +227,8 @@ def _search_product(table: Table, queries, k: int, allowed: np.ndarray, bias, me
     return pad(SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32)), k, np)
   is_head = slots[-1] == len(slots) - 1  # all rows up to one: no copy
   rows = table.embeddings[: len(slots)] if is_head else table.embeddings[slots]
-  count, block = min(OVERSAMPLING * k, len(slots)), max(_SCORES // len(slots), 1)
+  count = min(OVERSAMPLING * k, len(slots))
+  block = max(_SCORES // max(len(slots), count * rows.shape[1]), 1)  # the candidates of a block are whole rows
   results = []
   for start in range(0, len(queries), block):
     part = queries[start : start + block]

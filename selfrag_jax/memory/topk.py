@@ -21,6 +21,8 @@ from selfrag_jax.typing import Array, ArrayLike
 
 Method = Literal["exact", "approx"]
 BLOCK = 32  # queries at a time on a CPU
+COUNTED = 1024  # so many candidates are ordered by counting, more by sorting
+LARGEST = 1 << 26  # numbers in the candidates of the queries that are searched at a time: 256 MiB
 
 
 def search(
@@ -42,6 +44,7 @@ def search(
   `approx` takes the candidates by `jax.lax.approx_max_k` (Chern et al. 2022). With a `mesh`, rows are split
   contiguously over `axis`: slot s is physical row s on any number of devices, and only k (score, slot) pairs of each
   shard are sent.
+  A k above the C rows that there are costs nothing but the size of the result, the rest of which is (-inf, -1).
   Raises ValueError for shapes, metrics and meshes that do not fit.
   """
   queries = jnp.asarray(queries)
@@ -77,17 +80,21 @@ def search(
 
 def _local_top_k(state, queries, k, group_ids, bias, metric, method) -> tuple[Array, Array]:
   """Return scores and slots [B, min(k, C)] over the rows of this device."""
+  C, D = state.embeddings.shape
+  fitting = max(LARGEST // (min(OVERSAMPLING * k, C) * D), 1)
   whole = functools.partial(_top_k, k=k, metric=metric, method=method, product=_products)
-  on_cpu = functools.partial(_in_blocks, functools.partial(whole, product=_rows_first))
-  return lax.platform_dependent(state, queries, group_ids, bias, cpu=on_cpu, default=whole)
+  blocks = functools.partial(_in_blocks, whole, fitting)
+  # the scores of 256 queries fit into no cache of a CPU
+  on_cpu = functools.partial(_in_blocks, functools.partial(whole, product=_rows_first), min(fitting, BLOCK))
+  return lax.platform_dependent(state, queries, group_ids, bias, cpu=on_cpu, default=blocks)
 
 
-def _in_blocks(find, state, queries, group_ids, bias) -> tuple[Array, Array]:
-  """Search for a few queries at a time: the scores of 256 queries fit into no cache of a CPU."""
+def _in_blocks(find, size, state, queries, group_ids, bias) -> tuple[Array, Array]:
+  """Search for `size` queries at a time."""
   B = len(queries)
-  if B <= BLOCK:
+  if size >= B:
     return find(state, queries, group_ids, bias)
-  block = lambda x: jnp.pad(x, [(0, -B % BLOCK)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, BLOCK, *x.shape[1:])
+  block = lambda x: jnp.pad(x, [(0, -B % size)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
   blocks = jax.tree.map(block, (queries, None if group_ids is None else jnp.asarray(group_ids)))
   found = lax.map(lambda block: find(state, *block, bias), blocks)
   return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:B], found)
@@ -111,8 +118,12 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
     if bias is not None:
       scores += jnp.asarray(bias, scores.dtype)[slots]
     scores = only(scores, first > -jnp.inf, jnp)
-    # Candidates come in the order of the first pass, so ties need the slot. Counting who is ahead takes
-    # (4k)^2 comparisons that fuse into one reduction; a sort by two keys is slow on accelerators.
+    # Candidates come in the order of the first pass, so ties need the slot.
+    if scores.shape[1] > COUNTED:
+      lost, slots = lax.sort((-scores, slots), num_keys=2)
+      return -lost[:, :k], slots[:, :k]
+    # Counting who is ahead takes (4k)^2 comparisons that fuse into one reduction; a sort by two keys is slow on
+    # accelerators.
     ahead = scores[:, None, :] > scores[:, :, None]
     ahead |= (scores[:, None, :] == scores[:, :, None]) & (slots[:, None, :] < slots[:, :, None])
     # float32, because XLA:CPU has a fast top-k for it and sorts everything else

@@ -1,5 +1,6 @@
 """The top-k against numpy, against itself on eight devices, and the programs that it compiles to."""
 
+import math
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
+from selfrag_jax.memory import topk
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.state import delete, dequantize, init_memory, partition_specs, write
 from selfrag_jax.memory.topk import search
@@ -179,6 +181,34 @@ def test_searching_while_filling_compiles_once():
     state = jit_write(state, np.full((3, 4), n, np.float32))
     find(state, np.ones((2, 4), np.float32))
   assert find._cache_size() == 1
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_more_candidates_than_are_counted_give_the_same(metric):
+  rng = np.random.default_rng(3)
+  state = random_memory(rng, 1200, 4, jnp.float32)
+  queries, group_ids = random_queries(rng, state, 40)
+  for k in (300, 1500):
+    result = jit_search(state, queries, k=k, group_ids=group_ids, metric=metric)
+    assert_same(result, search_numpy(state, queries, k, group_ids=group_ids, metric=metric))
+
+
+@pytest.mark.parametrize(("C", "B", "k"), [(3000, 256, 3000), (3000, 256, 10**5), (1, 2, 10**6)])
+def test_nothing_inside_is_larger_than_the_result_or_a_block(C, B, k):
+  """A query that asks for everything compares everything: not all with all, and not for all queries at a time."""
+  shapes = jax.eval_shape(lambda: init_memory(C, 256))
+  program = jax.make_jaxpr(lambda state, queries: search(state, queries, k))(shapes, np.ones((B, 256), np.float32))
+  assert [out.shape for out in program.out_avals] == [(B, k)] * 2
+  assert max(sizes(program.jaxpr)) <= max(topk.LARGEST, C * 256, B * k)
+
+
+def sizes(program):
+  """Yield how many numbers each intermediate array of a program has, those of the programs inside included."""
+  for equation in program.eqns:
+    yield from (math.prod(out.aval.shape) for out in equation.outvars)
+    for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+      if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+        yield from sizes(getattr(inner, "jaxpr", inner))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
