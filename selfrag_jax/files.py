@@ -48,16 +48,26 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
   if fcntl is None or not is_local(path):
     yield
     return
-  with open(epath.Path(path) / ".lock", "a+") as lock:
+  owner = os.getpid()
+  with open(epath.Path(path) / ".lock", "a+", errors="replace", opener=_no_link) as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       lock.seek(0)
       raise FolderInUseError(f"{path} is in use by {lock.read().strip()}; {advice}") from None
     lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    lock.write(f"pid {owner} on {socket.gethostname()}\n")
     lock.flush()
-    yield
+    try:
+      yield
+    finally:
+      if os.getpid() == owner:  # a fork has the same lock: it neither gives it back nor keeps it for longer
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _no_link(path: str, flags: int) -> int:
+  """Open a file, but not through a link, which whoever made the folder may have laid to any file of the user."""
+  return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
@@ -70,7 +80,8 @@ def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
     target.write_bytes(data)
     return
   temporary = target.with_name(f".{target.name}.tmp")
-  with open(temporary, "wb") as file:
+  temporary.unlink(missing_ok=True)  # of a process that was killed, or a link to some other file
+  with open(temporary, "xb") as file:
     file.write(data)
     file.flush()
     os.fsync(file.fileno())
