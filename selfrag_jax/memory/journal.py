@@ -16,6 +16,7 @@ import json
 import os
 import re
 import struct
+import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ _LENGTHS = struct.Struct("<IQI")
 _FRAME = struct.Struct("<IQII")
 
 
+_NO_STORES = (AttributeError, EOFError, LookupError, RecursionError, TypeError, ValueError, zipfile.BadZipFile)
+
+
 class StoreError(RuntimeError):
   """A folder cannot be used as a store; the message names the file and the way out."""
 
@@ -51,11 +55,14 @@ class Snapshot(NamedTuple):
 class Journal:
   """The folder of one store, held by its only writer or opened by a reader beside it."""
 
-  def __init__(self, folder: epath.PathLike, *, read_only: bool = False, fsync: bool = False):
-    """Open the folder; a writer creates it and holds its lock until `close`.
+  def __init__(self, folder: epath.PathLike, *, read_only: bool = False, fsync: bool = False, create: bool = True):
+    """Open the folder; a writer holds its lock until `close`, and creates it unless not `create`.
 
-    Raises FolderInUseError when another process writes to it, ValueError for a writer in object storage.
+    Raises FolderInUseError when another process writes to it, ValueError for a writer in object storage, StoreError for
+    a file, and, unless `create`, for a folder that holds no store: nothing is left there.
     """
+    if not os.fspath(folder):
+      raise ValueError("the path of the store is empty; give its folder")
     self.folder = files.absolute(folder)
     self._read_only, self._fsync = read_only, fsync
     self._log: io.FileIO | None = None
@@ -65,7 +72,13 @@ class Journal:
       return
     if not files.is_local(folder):
       raise ValueError(f"{folder} is object storage, where nothing can be appended; keep the store on a local disk")
-    self.folder.mkdir(parents=True, exist_ok=True)
+    if create:
+      try:
+        self.folder.mkdir(parents=True, exist_ok=True)
+      except (FileExistsError, NotADirectoryError):
+        raise StoreError(f"{self.folder} is a file or lies below one; give a folder") from None
+    else:
+      self._manifest()
     advice = "close the store there, or open it here with read_only=True"
     self._cleanup.enter_context(files.lock_folder(self.folder, advice))
     self._writable = True
@@ -73,6 +86,12 @@ class Journal:
   def exists(self) -> bool:
     """Tell whether the folder holds a store."""
     return (self.folder / MANIFEST).exists()
+
+  def stamp(self) -> tuple[int, str, int]:
+    """Return what changes with every snapshot and every change of the folder's store. Raises StoreError."""
+    manifest = self._manifest()
+    log = self.folder / _name("log", manifest["generation"])
+    return manifest["generation"], _check(manifest), log.stat().length
 
   def read(self) -> tuple[Snapshot, list[Change]]:
     """Return the snapshot and the changes after it; a writer appends where they end.
@@ -84,11 +103,15 @@ class Journal:
     try:
       snapshot = self._snapshot(manifest)
       log = self.folder / _name("log", generation)
+      if os.path.islink(log):
+        raise StoreError(f"{log} is a link, and would be written to; put the file itself there")
       changes, end = _parse(log.read_bytes(), str(log))
     except FileNotFoundError as error:
       if self._read_only and self._manifest() != manifest:
         return self.read()  # the writer has published a snapshot since, and removed the files of the one before
       raise StoreError(f"{error.filename} is missing; restore the folder from a copy") from None
+    except _NO_STORES as error:  # the hashes fit: somebody else has written it
+      raise StoreError(f"{self.folder} holds what no store writes ({error!r}); restore it from a copy") from None
     if not self._read_only:
       self._begin(generation).truncate(end)
     return snapshot, changes
@@ -173,11 +196,14 @@ class Journal:
     try:
       manifest = json.loads(path.read_bytes())
       check, version = manifest.pop("check"), manifest["format"]
+      is_whole = check == _check(manifest) and type(version) is type(manifest["generation"]) is int
     except FileNotFoundError:
       raise StoreError(f"{path} is missing: the folder holds no store") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-      check, version = None, 0
-    if check is None or check != _check(manifest):
+    except NotADirectoryError:
+      raise StoreError(f"{self.folder} is a file or lies below one; a store is a folder") from None
+    except (IsADirectoryError, *_NO_STORES):
+      is_whole = False
+    if not is_whole:
       raise StoreError(f"{path} is damaged; restore the folder from a copy")
     if version > FORMAT:
       raise StoreError(f"{path} has format {version}, this version reads up to {FORMAT}; update selfrag_jax")

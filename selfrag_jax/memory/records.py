@@ -1,12 +1,16 @@
 """What a store keeps of a chunk beside its embedding, and what it refuses to keep."""
 
 import dataclasses
-import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+DEEPEST = 64  # levels of metadata: far from where Python's recursion, and so the reading of a log, ends
+_LONGEST_INT = 2048  # bits; any Python reads as many digits, and `sys.set_int_max_str_digits` may forbid more
+_LAST_TOKEN = np.iinfo(np.int32).max
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 
@@ -36,6 +40,8 @@ class Recency:
   field: str = "timestamp"
 
   def __post_init__(self):
+    if not math.isfinite(self.weight):
+      raise ValueError(f"the weight of recency is {self.weight}; give a finite number")
     if not self.half_life > 0:
       raise ValueError(f"half_life = {self.half_life} must be above 0, in the unit of {self.field!r}")
 
@@ -77,7 +83,9 @@ def make_records(
 
   `taken` are the ids in use, `position` that of the first chunk. Raises ValueError, naming the chunk.
   """
-  for name, values in (("metadata", metadata), ("ids", ids), ("keys", keys)):
+  for name, values in (("texts", texts), ("metadata", metadata), ("ids", ids), ("keys", keys)):
+    if isinstance(values, (str, bytes, Mapping)):
+      raise ValueError(f"{name} are {type(values).__name__}; give a list of them, one for each chunk")
     if values is not None and len(values) != len(texts):
       raise ValueError(f"{len(values)} {name} for {len(texts)} texts: give one for each")
   records, seen, now = [], set(), time.time()
@@ -90,42 +98,85 @@ def make_records(
     if chunk_id in taken or chunk_id in seen:
       raise ValueError(f"the id {chunk_id!r} of chunk {i} is taken; update() changes a chunk, delete() removes it")
     seen.add(chunk_id)
-    given = dict(metadata[i]) if metadata is not None else {}
-    full = {"position": position + i, "timestamp": now, "source": "", **given}
     key = keys[i] if keys is not None else None
     if key is not None and not isinstance(key, str):
       raise ValueError(f"the key of chunk {i} is {key!r}; keys are texts")
-    records.append({"id": chunk_id, "text": text, "key": key, "count": 1, "metadata": _plain(full, i)})
+    for name, value in (("text", text), ("id", chunk_id), ("key", key or "")):
+      if problem := _not_unicode(value):
+        raise ValueError(f"the {name} of chunk {i} {problem}")
+    given = metadata[i] if metadata is not None else {}
+    if not isinstance(given, Mapping):
+      raise ValueError(
+        f"the metadata of chunk {i} is of type {type(given).__name__}; give names with values, as a dict"
+      )
+    try:
+      full = _plain({"position": position + i, "timestamp": now, "source": "", **given})
+    except ValueError as error:
+      raise ValueError(f"the metadata of chunk {i} cannot be written as JSON: {error}") from None
+    records.append({"id": chunk_id, "text": text, "key": key, "count": 1, "metadata": full})
   return records
 
 
 def token_rows(
   token_ids: Sequence[Sequence[int] | np.ndarray] | None, count: int, chunk_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Pad the token ids of N = `count` chunks: int32[N, chunk_size], lengths int32[N]. ValueError if one is too long."""
+  """Pad the token ids of N = `count` chunks: int32[N, chunk_size], lengths int32[N].
+
+  Raises ValueError if one has too many, or if they are not whole numbers from 0 on that int32 holds.
+  """
   tokens, lengths = np.zeros((count, chunk_size), np.int32), np.zeros(count, np.int32)
   if token_ids is None:
     return tokens, lengths
   if len(token_ids) != count:
     raise ValueError(f"{len(token_ids)} token_ids for {count} texts: give one list for each")
   for i, row in enumerate(token_ids):
-    if len(row) > chunk_size:
+    try:
+      ids = np.asarray(row) if len(row) else np.zeros(0, np.int32)  # an empty list would be of floats
+    except (TypeError, ValueError, OverflowError):
+      ids = np.zeros((), object)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+      raise ValueError(f"the token_ids of chunk {i} are no list of whole numbers; give those of a tokenizer")
+    if len(ids) and (ids.min() < 0 or ids.max() > _LAST_TOKEN):
+      wrong = ids.min() if ids.min() < 0 else ids.max()
+      raise ValueError(f"chunk {i} has the token id {wrong}; ids of a tokenizer lie between 0 and {_LAST_TOKEN}")
+    if len(ids) > chunk_size:
       raise ValueError(
-        f"chunk {i} has {len(row)} tokens, chunk_size is {chunk_size}; split it, or make a store for more"
+        f"chunk {i} has {len(ids)} tokens, chunk_size is {chunk_size}; split it, or make a store for more"
       )
-    tokens[i, : len(row)] = row
-    lengths[i] = len(row)
+    tokens[i, : len(ids)] = ids
+    lengths[i] = len(ids)
   return tokens, lengths
 
 
-def check_rows(vectors: Any, count: int, width: int) -> np.ndarray:
-  """Return embeddings as f32 [count, width]. Raises ValueError for another shape, NaN or infinity."""
-  rows = np.asarray(vectors, np.float32)
-  if rows.shape != (count, width):
-    raise ValueError(f"embeddings have shape {rows.shape}, expected {(count, width)}: embed with the store's encoder")
+def check_rows(vectors: Any, count: int | None, width: int) -> np.ndarray:
+  """Return embeddings as f32 [count, width], any number of them if `count` is None.
+
+  Raises ValueError for another shape, for what is no real number, NaN or infinity, or overflows float32.
+  """
+  try:
+    given = np.asarray(vectors)
+    if given.dtype.kind in "cmMSUO":
+      raise TypeError(f"these are of type {given.dtype}")
+    with np.errstate(over="ignore"):
+      rows = given.astype(np.float32)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"embeddings must be rows of {width} real numbers: {error}") from None
+  expected = (len(rows) if count is None and rows.ndim else count, width)
+  if rows.shape != expected:
+    raise ValueError(f"embeddings have shape {rows.shape}, expected {expected}: embed with the store's encoder")
   if not np.isfinite(rows).all():
     raise ValueError(f"embedding {int(np.flatnonzero(~np.isfinite(rows).all(1))[0])} has NaN or infinity")
+  with np.errstate(over="ignore"):
+    too_long = ~np.isfinite(np.einsum("nd,nd->n", rows, rows))
+  if too_long.any():
+    raise ValueError(f"embedding {int(np.flatnonzero(too_long)[0])} is so long that float32 cannot hold its square")
   return rows
+
+
+def check_score(name: str, value: float | None) -> None:
+  """Raise ValueError for a threshold that is no number: every comparison with it would be false."""
+  if value is not None and (isinstance(value, (bool, str)) or not value == value):
+    raise ValueError(f"{name} = {value!r}; give a number, or None for no threshold")
 
 
 def _free_id(position: int, taken: Collection[str]) -> str:
@@ -136,12 +187,37 @@ def _free_id(position: int, taken: Collection[str]) -> str:
   return chunk_id
 
 
-def _plain(metadata: dict[str, Any], i: int) -> dict[str, Any]:
-  """Return metadata as it will be read back. Raises ValueError for what JSON cannot hold."""
+def _not_unicode(text: str) -> str | None:
+  """Say what is wrong with a text that no file in UTF-8 can hold."""
   try:
-    plain = json.loads(json.dumps(metadata, allow_nan=False))
-  except (TypeError, ValueError) as error:
-    raise ValueError(f"the metadata of chunk {i} cannot be written as JSON: {error}") from None
-  if list(plain) != list(metadata):
-    raise ValueError(f"the metadata of chunk {i} has names that are not texts: {list(metadata)}")
-  return plain
+    text.encode()
+  except UnicodeEncodeError as error:
+    return f"has half of a surrogate pair at {error.start} ({text[error.start]!r}), which is no character: {text!a:.80}"
+  return None
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+  """Return a value as JSON gives it back. Raises ValueError for what JSON cannot hold, or changes."""
+  if value is None or isinstance(value, bool):
+    return value
+  if isinstance(value, str):
+    if problem := _not_unicode(value):
+      raise ValueError(f"a text {problem}")
+    return str.__str__(value)  # of an enumeration too, as JSON has it
+  if isinstance(value, int):
+    if value.bit_length() > _LONGEST_INT:
+      raise ValueError(f"a whole number of more than {_LONGEST_INT} bits; store it as a text")
+    return int(value)
+  if isinstance(value, float):
+    if not math.isfinite(value):
+      raise ValueError(f"the number {value}; leave it out, or store None")
+    return float(value)
+  if depth == DEEPEST:
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
+  if isinstance(value, Mapping):
+    if others := [name for name in value if not isinstance(name, str)]:
+      raise ValueError(f"it has names that are not texts, such as one of type {type(others[0]).__name__}")
+    return {_plain(name): _plain(each, depth + 1) for name, each in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(each, depth + 1) for each in value]
+  raise ValueError(f"JSON has no {type(value).__name__}")

@@ -96,12 +96,17 @@ def pad(result: SearchResult, k: int, xp: ModuleType) -> SearchResult:
   return SearchResult(scores, xp.where(scores > -xp.inf, xp.pad(result.slots, widen), -1))
 
 
+def check_k(k: int) -> None:
+  """Raise ValueError unless k is a whole number of at least 1."""
+  if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+    raise ValueError(f"k = {k!r} must be at least 1, and a whole number")
+
+
 def check(rows, queries, k, group_ids, bias, metric) -> None:
   """Raise ValueError for arguments of a search that do not fit; it names the fix."""
   if queries.ndim != 2 or queries.shape[1] != rows.shape[1]:
     raise ValueError(f"queries {queries.shape} must be [B, {rows.shape[1]}]: embed them with the memory's encoder")
-  if k < 1:
-    raise ValueError(f"k = {k} must be at least 1")
+  check_k(k)
   if group_ids is not None and np.shape(group_ids) != queries.shape[:1]:
     raise ValueError(f"group_ids has shape {np.shape(group_ids)}, expected {queries.shape[:1]}: give one per query")
   if bias is not None and np.shape(bias) != rows.shape[:1]:

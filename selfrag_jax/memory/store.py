@@ -1,8 +1,8 @@
 """`MemoryStore`: chunks of text with their embeddings, found again by similarity, kept in a folder if one is given."""
 
 import collections
+import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfrag_jax.memory.backends import DeviceBackend, ScannBackend, make_backend
+from selfrag_jax.memory.contents import Contents, StoreLock
 from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import Chunk, Recency, Where, check_rows, make_records, token_rows
-from selfrag_jax.memory.similarity import Metric, SearchResult
+from selfrag_jax.memory.records import Chunk, Recency, Where, check_rows, check_score, make_records, token_rows
+from selfrag_jax.memory.similarity import Metric, SearchResult, check_k
 from selfrag_jax.memory.table import Change, Table
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
   from selfrag_jax.memory.state import MemoryState
 
 
-class MemoryStore:
+SETTINGS = ("d_model", "max_chunks", "chunk_size", "metric")
+
+
+class MemoryStore(Contents):
   """The convenient face of the memory: text and metadata beside the embeddings, a log, deletions, filters.
 
   Embeddings are float32 on the host; `backend` says how they are searched: `exact` or `approx` on the devices (as
   `dtype`, sharded over `mesh`), `scann` or `numpy` on the host. When the store is full, the oldest chunk goes.
-  One process writes to a folder at a time; others may open it with `read_only`. Its methods may be called from threads.
+  One process writes to a folder at a time, and no fork of it; others may open it with `read_only`. Its methods may be
+  called from threads.
   """
 
   def __init__(
@@ -65,16 +70,17 @@ class MemoryStore:
 
     Raises ValueError for settings that do not fit, StoreError if the folder already holds a store.
     """
-    if min(d_model, max_chunks) < 1 or chunk_size < 0:
-      raise ValueError(f"d_model = {d_model} and max_chunks = {max_chunks} must be at least 1, chunk_size at least 0")
+    check_score("min_score", min_score)
+    check_score("dedupe_threshold", dedupe_threshold)
     if metric not in ("cosine", "dot"):
       raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot'")
-    self._settings = {"d_model": d_model, "max_chunks": max_chunks, "chunk_size": chunk_size, "metric": metric}
+    self._table = Table(max_chunks, d_model, chunk_size)
+    self._settings = {**self._table.sizes, "metric": metric}
     self._backend = make_backend(backend, dtype, mesh)
     self._encoder, self._min_score, self._dedupe = encoder, min_score, (dedupe_threshold, dedupe_within)
-    self._table = Table(max_chunks, d_model, chunk_size)
-    self._lock = threading.RLock()
+    self._lock = StoreLock()
     self._journal: Journal | None = None
+    self._copies: dict[str, tuple] = {}  # path -> stamp of what was saved there
     if path is not None:
       self._journal = Journal(path, fsync=fsync)
       try:
@@ -84,6 +90,7 @@ class MemoryStore:
       except BaseException:
         self._journal.close()
         raise
+      self._lock.folder = self._journal.folder
 
   @classmethod
   def load(cls, path: str, *, read_only: bool = False, fsync: bool = False, **options: Any) -> "MemoryStore":
@@ -94,19 +101,26 @@ class MemoryStore:
     Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
     process writes to it.
     """
-    journal = Journal(path, read_only=read_only, fsync=fsync)
+    journal = Journal(path, read_only=read_only, fsync=fsync, create=False)
     try:
       snapshot, changes = journal.read()
-      settings = dict(snapshot.settings)
-      added = settings.pop("added")
-      store = cls(**settings, **options)
-      store._table.restore(snapshot.records, snapshot.arrays, added)
-      for change in changes:
-        store._table.apply(change)
+      try:
+        *sizes, added = (snapshot.settings[name] for name in (*SETTINGS, "added"))
+      except (LookupError, TypeError) as error:
+        raise StoreError(f"the manifest of {path} is damaged ({error!r}); restore the folder from a copy") from None
+      store = cls(**dict(zip(SETTINGS, sizes, strict=True)), **options)
+      try:
+        store._table.restore(snapshot.records, snapshot.arrays, added)
+        for change in changes:
+          store._table.check(change.arrays, len(change.header["add"]))
+          store._table.apply(change)
+      except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} holds what no store writes ({error!r}); restore the folder from a copy") from None
     except BaseException:
       journal.close()
       raise
     store._journal = journal
+    store._lock.folder = None if read_only else journal.folder
     return store
 
   def add(
@@ -122,7 +136,7 @@ class MemoryStore:
     """Add one chunk and return its id; see `add_many`."""
     return self.add_many(
       [text],
-      None if embedding is None else np.asarray(embedding)[None],
+      None if embedding is None else [embedding],
       token_ids=None if token_ids is None else [token_ids],
       metadata=None if metadata is None else [metadata],
       ids=None if id is None else [id],
@@ -138,6 +152,7 @@ class MemoryStore:
     metadata: Sequence[Mapping[str, Any]] | None = None,
     ids: Sequence[str] | None = None,
     keys: Sequence[str | None] | None = None,
+    replacing: Iterable[str] = (),
   ) -> list[str]:
     """Add chunks, all or none of them, and return their ids.
 
@@ -145,19 +160,23 @@ class MemoryStore:
     (seconds) and `source` ("") are added to metadata where they are not given. A chunk with a `key` takes the place of
     the earlier chunk with that key: the newest wins. A near duplicate (`dedupe_threshold`) is counted under the id of
     the chunk that is there, which is returned; chunks with a key are always new. A full store loses its oldest chunks.
+    The chunks with the ids `replacing` go in the same change: a process that is killed leaves them or the new ones.
 
     Raises:
       ValueError: an empty text, more tokens than chunk_size, an id twice, embeddings of another width or with NaN,
         metadata that JSON cannot hold. Nothing is added.
+      KeyError: an id to be replaced is not there. Nothing is added.
       OSError: the log cannot be written (a full disk). Nothing is added.
     """
-    if not len(texts):
-      return []
     with self._lock:
+      if not len(texts):
+        self.delete(replacing)
+        return []
+      superseded = set(self._known(replacing))
       records = make_records(texts, metadata, ids, keys, taken=self._table.records, position=self._table.added)
       tokens, lengths = token_rows(token_ids, len(texts), self._settings["chunk_size"])
       rows = self._embed(texts) if embeddings is None else check_rows(embeddings, len(texts), self._settings["d_model"])
-      superseded = {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
+      superseded |= {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
       newest = {record["key"]: i for i, record in enumerate(records)}
       same_as = near_duplicates(self._table, self._backend, rows, records, superseded, *self._dedupe)
       kept = [
@@ -192,7 +211,7 @@ class MemoryStore:
       is_new_text = text is not None and text != old.text
       text = old.text if text is None else text
       if embedding is not None:
-        rows = check_rows(np.asarray(embedding)[None], 1, self._settings["d_model"])
+        rows = check_rows([embedding], 1, self._settings["d_model"])
       elif is_new_text:
         rows = self._embed([text])
       else:
@@ -211,9 +230,7 @@ class MemoryStore:
     """
     with self._lock:
       if ids is not None and where is None:
-        chosen = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
-        if missing := [i for i in chosen if i not in self._table.records]:
-          raise KeyError(f"no chunk has the id {missing[0]!r}")
+        chosen = self._known(ids)
       elif ids is None and where is not None:
         chosen = [self._table.ids[slot] for slot in np.flatnonzero(self._table.fitting(where)).tolist()]
       else:
@@ -229,7 +246,7 @@ class MemoryStore:
 
   def search(self, query: Any, k: int = 5, **options: Any) -> list[Chunk]:
     """Find the k chunks most similar to one query, a text or an embedding [d_model]; `search_batched` has `options`."""
-    return self.search_batched([query] if isinstance(query, str) else np.asarray(query)[None], k, **options)[0]
+    return self.search_batched([query], k, **options)[0]
 
   def search_batched(
     self,
@@ -244,11 +261,13 @@ class MemoryStore:
 
     queries [B, d_model], or texts if the store has an encoder. `where` is a mapping that the metadata must equal (a
     set or list of values: be one of), or a function of the metadata; it is applied inside the search, so k chunks come
-    back if k fit. Raises ValueError for queries of another width or with NaN.
+    back if k fit. Raises ValueError for queries of another width or with NaN, and a `k` that is no number from 1 on.
     """
+    check_k(k)
+    check_score("min_score", min_score)
     with self._lock:
       is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
-      vectors = self._embed(queries) if is_text else check_rows(queries, len(queries), self._settings["d_model"])
+      vectors = self._embed(queries) if is_text else check_rows(queries, None, self._settings["d_model"])
       found = self._search(vectors, k, where, recency)
       least = self._min_score if min_score is None else min_score
       return [
@@ -269,13 +288,6 @@ class MemoryStore:
       with self._lock:
         self._backend.update(self._table, self._settings["metric"], wait=True)
 
-  def get(self, id: str) -> Chunk:
-    """Return a chunk by its id. Raises KeyError."""
-    with self._lock:
-      if id not in self._table.records:
-        raise KeyError(f"no chunk has the id {id!r}")
-      return self._table.chunk(id)
-
   def state(self) -> "MemoryState":
     """Return the memory on the devices, for compiled search; the next change to the store may donate its buffers."""
     if not isinstance(self._backend, DeviceBackend):
@@ -283,10 +295,12 @@ class MemoryStore:
     with self._lock:
       return self._backend.state(self._table)
 
-  def save(self, path: str | None = None) -> None:
+  def save(self, path: str | None = None, *, overwrite: bool = False) -> None:
     """Write a snapshot: to the store's own folder, which empties its log, or as a copy to another folder.
 
-    Killed at any moment, the folder holds the old store or the new one. Raises ValueError if there is no folder.
+    A store that is there stays, unless it is the copy that this object has saved, or `overwrite` is set. Killed at any
+    moment, the folder holds the old store or the new one. Raises ValueError if there is no folder, StoreError if it
+    holds another store.
     """
     with self._lock:
       own = self._journal
@@ -295,16 +309,17 @@ class MemoryStore:
         return
       if path is None:
         raise ValueError("this store has no folder; give save() one")
-      journal = Journal(path)
-      try:
+      with contextlib.closing(Journal(path)) as journal:
+        place = os.path.realpath(journal.folder)
+        if journal.exists() and not overwrite and self._copies.get(place) != journal.stamp():
+          raise StoreError(f"{path} holds another store; give another folder, or overwrite=True to lose what is there")
         journal.publish(self._snapshot())
-      finally:
-        journal.close()
+        self._copies[place] = journal.stamp()
 
   def close(self) -> None:
     """Give the folder back. Nothing is lost without it."""
-    with self._lock:
-      if self._journal is not None:
+    if self._journal is not None:
+      with contextlib.nullcontext() if self._lock.is_forked else self._lock:
         self._journal.close()
 
   def __enter__(self) -> "MemoryStore":
@@ -313,54 +328,17 @@ class MemoryStore:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def __len__(self) -> int:
-    return len(self._table.records)
-
-  def __contains__(self, id: str) -> bool:
-    return id in self._table.records
-
   @property
   def settings(self) -> dict[str, Any]:
     """What the folder remembers: d_model, max_chunks, chunk_size and metric."""
     return dict(self._settings)
 
-  size = property(__len__, doc="How many chunks there are.")
-
-  @property
-  def ids(self) -> list[str]:
-    """The ids, oldest first; the other properties have the same order."""
-    with self._lock:
-      return list(self._table.slots)
-
-  @property
-  def chunks(self) -> list[str]:
-    """The texts."""
-    with self._lock:
-      return [self._table.records[i]["text"] for i in self._table.slots]
-
-  @property
-  def token_ids(self) -> list[np.ndarray]:
-    """The token ids of each chunk, int32[X]."""
-    return [chunk.token_ids for chunk in self._all()]
-
-  @property
-  def embeddings(self) -> np.ndarray:
-    """The embeddings f32[N, d_model], a copy."""
-    return self.vectors(self.ids)
-
-  def vectors(self, ids: Iterable[str]) -> np.ndarray:
-    """Return the embeddings of chunks by id, f32[N, d_model], a copy. Raises KeyError."""
-    with self._lock:
-      return self._table.embeddings[[self._table.slots[i] for i in ids]]
-
-  @property
-  def metadata(self) -> list[Mapping[str, Any]]:
-    """The metadata of each chunk, copies."""
-    return [chunk.metadata for chunk in self._all()]
-
-  def _all(self) -> list[Chunk]:
-    with self._lock:
-      return [self._table.chunk(chunk_id) for chunk_id in self._table.slots]
+  def _known(self, ids: str | Iterable[str]) -> list[str]:
+    """Return ids once each, in order. Raises KeyError if a chunk is not there."""
+    known = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+    if missing := [i for i in known if i not in self._table.records]:
+      raise KeyError(f"no chunk has the id {missing[0]!r}")
+    return known
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
     if self._encoder is None:
@@ -368,8 +346,6 @@ class MemoryStore:
     return check_rows(self._encoder(texts), len(texts), self._settings["d_model"])
 
   def _search(self, queries: np.ndarray, k: int, where: Where | None, recency: Recency | None) -> SearchResult:
-    if k < 1:
-      raise ValueError(f"k = {k} must be at least 1")
     if not self._table.records or not len(queries):
       return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
     allowed = None if where is None else self._table.fitting(where)

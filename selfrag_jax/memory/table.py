@@ -6,13 +6,16 @@ by a running store or read from its log.
 
 import collections
 import heapq
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.memory.records import Chunk, Recency, Where, fits
+from selfrag_jax.memory.records import DEEPEST, Chunk, Recency, Where, fits
+
+MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
 
 
 class Change(NamedTuple):
@@ -30,11 +33,24 @@ class Table:
   """
 
   def __init__(self, max_chunks: int, d_model: int, chunk_size: int):
-    self.embeddings = np.zeros((max_chunks, d_model), np.float32)
-    self.norms = np.zeros(max_chunks, np.float32)
-    self.tokens = np.zeros((max_chunks, chunk_size), np.int32)
-    self.lengths = np.zeros(max_chunks, np.int32)
-    self.valid = np.zeros(max_chunks, bool)
+    """Raises ValueError for sizes that are no whole numbers, too small, or more than there is memory for."""
+    sizes = {"d_model": (d_model, 1), "max_chunks": (max_chunks, 1), "chunk_size": (chunk_size, 0)}
+    for name, (value, least) in sizes.items():
+      if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MOST:
+        raise ValueError(f"{name} = {value!r} must be a whole number from {least} to {MOST}")
+    self.sizes = {name: int(value) for name, (value, _) in sizes.items()}
+    try:
+      self.embeddings = np.zeros((max_chunks, d_model), np.float32)
+      self.norms = np.zeros(max_chunks, np.float32)
+      self.tokens = np.zeros((max_chunks, chunk_size), np.int32)
+      self.lengths = np.zeros(max_chunks, np.int32)
+      self.valid = np.zeros(max_chunks, bool)
+    except (MemoryError, ValueError):
+      gib = int(max_chunks) * (int(d_model) + int(chunk_size)) * 4 >> 30
+      raise ValueError(
+        f"max_chunks = {max_chunks} chunks of d_model = {d_model} and chunk_size = {chunk_size} take {gib:,} GiB, "
+        "more than there is; make the store smaller"
+      ) from None
     self.slots: collections.OrderedDict[str, int] = collections.OrderedDict()  # id -> slot, oldest first
     self.ids: dict[int, str] = {}  # slot -> id
     self.records: dict[str, dict[str, Any]] = {}
@@ -59,6 +75,17 @@ class Table:
       if chunk_id in self.records:  # else it was the oldest chunk of a full store, and had to go just now
         self.records[chunk_id]["count"] += more
     self.added = change.header["added"]
+
+  def check(self, arrays: Mapping[str, np.ndarray], n: int) -> None:
+    """Raise ValueError unless these are arrays of n chunks, as `contents` and a log of this table have them."""
+    (C, D), X = self.embeddings.shape, self.tokens.shape[1]
+    wanted = {"embeddings": ((n, D), np.float32), "tokens": ((n, X), np.int32), "lengths": ((n,), np.int32)}
+    for name, want in wanted.items() if n or arrays else ():
+      if (arrays[name].shape, arrays[name].dtype) != want:
+        raise ValueError(f"{name} are {arrays[name].dtype}{arrays[name].shape}, expected {want}")
+    for name, least, most in ("lengths", 0, X), ("slots", 0, C - 1):
+      if name in arrays and not ((least <= arrays[name]) & (arrays[name] <= most)).all():
+        raise ValueError(f"{name} do not lie between {least} and {most}")
 
   def chunk(self, chunk_id: str, score: float | None = None) -> Chunk:
     """Return a chunk that shares no memory with the table."""
@@ -86,6 +113,7 @@ class Table:
 
   def restore(self, records: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], added: int) -> None:
     """Fill an empty table with `contents`, every chunk in the slot that it had."""
+    self.check(arrays, len(records))
     slots = arrays["slots"]
     for name in ("embeddings", "tokens", "lengths"):
       getattr(self, name)[slots] = arrays[name]
@@ -120,13 +148,16 @@ class Table:
     return self._unused - 1
 
 
-def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _named(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
   """Return fields with names that all records share: JSON makes new ones for each, a third of a record."""
-  return {sys.intern(name): _named(value) if isinstance(value, dict) else value for name, value in fields.items()}
+  nested = lambda value: isinstance(value, dict) and depth < DEEPEST
+  return {sys.intern(name): _named(value, depth + 1) if nested(value) else value for name, value in fields.items()}
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, depth: int = 0) -> Any:
   """Return a copy of what JSON can hold, in a third of the time of `copy.deepcopy`."""
+  if depth > DEEPEST:  # of a store that was written when that was not refused yet
+    return json.loads(json.dumps(value))
   if isinstance(value, dict):
-    return {name: _copied(each) for name, each in value.items()}
-  return [_copied(each) for each in value] if isinstance(value, list) else value
+    return {name: _copied(each, depth + 1) for name, each in value.items()}
+  return [_copied(each, depth + 1) for each in value] if isinstance(value, list) else value

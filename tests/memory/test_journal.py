@@ -83,6 +83,38 @@ def test_a_copy_goes_to_another_folder(tmp_path):
   ]
 
 
+def test_a_store_is_saved_over_another_one_only_if_asked(tmp_path):
+  with make(tmp_path / "other") as other:
+    kept = other.chunks
+  with MemoryStore(D, path=str(tmp_path / "own"), backend="numpy") as store:
+    store.add("mine", vectors(1)[0])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    with pytest.raises(StoreError, match=r"other holds another store; give another folder, or overwrite=True"):
+      store.save(str(tmp_path / "other"))
+    del before[".lock"]
+    assert before.items() <= {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}.items()
+    with MemoryStore.load(str(tmp_path / "other"), backend="numpy") as other:
+      assert other.chunks == kept
+    store.save(str(tmp_path / "other"), overwrite=True)
+    with MemoryStore.load(str(tmp_path / "other"), backend="numpy") as copy:
+      assert copy.chunks == ["mine"]
+
+
+@pytest.mark.parametrize("change", ["add", "save"])
+def test_a_copy_that_has_gone_its_own_way_is_another_store(tmp_path, change):
+  store = MemoryStore(D, backend="numpy")
+  store.add("one", vectors(1)[0])
+  store.save(str(tmp_path))
+  with MemoryStore.load(str(tmp_path), backend="numpy") as copy:
+    copy.add("of the copy alone", vectors(1)[0])
+    if change == "save":
+      copy.save()
+  with pytest.raises(StoreError, match="holds another store"):
+    store.save(str(tmp_path))
+  with MemoryStore.load(str(tmp_path), backend="numpy") as copy:
+    assert copy.chunks == ["one", "of the copy alone"]
+
+
 def test_a_log_cut_anywhere_opens_with_every_whole_change(tmp_path):
   store = MemoryStore(D, path=str(tmp_path), backend="numpy")
   log, ends = tmp_path / "log-1.bin", [0]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 
 import jax
 import numpy as np
@@ -288,6 +289,36 @@ def test_an_empty_memory_finds_nothing():
   for backend in ("numpy", "exact", "scann"):
     assert MemoryStore(D, backend=backend).search_batched(np.ones((3, D)), 4) == [[], [], []]
   assert filled().search_batched(np.zeros((0, D))) == []
+
+
+@pytest.mark.parametrize("backend", ["numpy", "exact", "scann"])
+def test_no_more_is_allocated_than_there_are_chunks_to_find(backend):
+  store = filled(backend=backend, max_chunks=2000)
+  store.search(vectors(1)[0], 10**7 + 1)  # compiles
+  tracemalloc.start()
+  try:
+    found = store.search_batched(vectors(3), 10**7)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+  finally:
+    tracemalloc.stop()
+  assert [len(row) for row in found] == [8] * 3
+  assert str(found) == str(store.search_batched(vectors(3), 8))
+
+
+def test_the_candidates_of_many_queries_are_compared_in_parts():
+  store = MemoryStore(256, 1000, chunk_size=0, backend="numpy")
+  rng = np.random.default_rng(0)
+  store.add_many(["t"] * 1000, rng.standard_normal((1000, 256)))
+  queries = rng.standard_normal((300, 256)).astype(np.float32)
+  table = store._table
+  tracemalloc.start()
+  try:  # all at once they are 300 x 1000 x 256 numbers, 300 MiB, and several times that to score them
+    found = store._backend.search(table, queries, 250, allowed=None, bias=None, metric="dot")
+    assert tracemalloc.get_traced_memory()[1] < 500 << 20
+  finally:
+    tracemalloc.stop()
+  expected = search_numpy({"embeddings": table.embeddings[:1000]}, queries[:9], 250, metric="dot")
+  np.testing.assert_array_equal(found.slots[:9], expected.slots)
 
 
 operation = st.one_of(

@@ -1,0 +1,100 @@
+"""What a store tells of its chunks, and the lock that keeps threads and forked processes apart."""
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.memory.journal import StoreError
+from selfrag_jax.memory.records import Chunk
+from selfrag_jax.memory.table import Table
+
+
+class StoreLock:
+  """The lock of a store's threads. If the store writes to a folder, no fork of its process may take it.
+
+  Parent and child would hand out the same ids and log them both, and another thread may have held the lock, in the
+  middle of a change, at the moment of the fork.
+  """
+
+  def __init__(self):
+    self.folder: os.PathLike | None = None  # that the store writes to
+    self._lock, self._process = threading.RLock(), os.getpid()
+
+  @property
+  def is_forked(self) -> bool:
+    """Whether this is a fork of the process that opened the folder."""
+    return self.folder is not None and os.getpid() != self._process
+
+  def __enter__(self) -> None:
+    if self.is_forked:
+      raise StoreError(
+        f"{self.folder} was opened in process {self._process}, of which this one is a fork: use the store there alone, "
+        "or open the folder here, with read_only=True as long as the other writes"
+      )
+    self._lock.acquire()
+
+  def __exit__(self, *_: object) -> None:
+    self._lock.release()
+
+
+class Contents:
+  """The chunks of a store, to be read; everything that is returned is a copy."""
+
+  _table: Table
+  _lock: StoreLock
+
+  def __len__(self) -> int:
+    with self._lock:
+      return len(self._table.records)
+
+  def __contains__(self, id: str) -> bool:
+    with self._lock:
+      return id in self._table.records
+
+  size = property(__len__, doc="How many chunks there are.")
+
+  @property
+  def ids(self) -> list[str]:
+    """The ids, oldest first; the other properties have the same order."""
+    with self._lock:
+      return list(self._table.slots)
+
+  @property
+  def chunks(self) -> list[str]:
+    """The texts."""
+    with self._lock:
+      return [self._table.records[i]["text"] for i in self._table.slots]
+
+  @property
+  def token_ids(self) -> list[np.ndarray]:
+    """The token ids of each chunk, int32[X]."""
+    return [chunk.token_ids for chunk in self._all()]
+
+  @property
+  def embeddings(self) -> np.ndarray:
+    """The embeddings f32[N, d_model]."""
+    return self.vectors(self.ids)
+
+  @property
+  def metadata(self) -> list[Mapping[str, Any]]:
+    """The metadata of each chunk."""
+    return [chunk.metadata for chunk in self._all()]
+
+  def get(self, id: str) -> Chunk:
+    """Return a chunk by its id. Raises KeyError."""
+    with self._lock:
+      if id not in self._table.records:
+        raise KeyError(f"no chunk has the id {id!r}")
+      return self._table.chunk(id)
+
+  def vectors(self, ids: Iterable[str]) -> np.ndarray:
+    """Return the embeddings of chunks by id, f32[N, d_model]. Raises KeyError."""
+    with self._lock:
+      return self._table.embeddings[[self._table.slots[i] for i in ids]]
+
+  def _all(self) -> list[Chunk]:
+    with self._lock:
+      return [self._table.chunk(chunk_id) for chunk_id in self._table.slots]
