@@ -6,7 +6,7 @@ The functions are pure and run inside compiled steps (the training phases use th
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
 
 import jax
@@ -21,6 +21,7 @@ from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.text.rows import bucket, check_ordinary, encode, input_rows, padded
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -29,6 +30,8 @@ IGNORED = -100  # a label that is not predicted
 Pooling = Literal["mean", "last", "cls"]
 Order = Literal["score", "reverse", "edges", "position"]
 Inputs = Sequence[str] | Sequence[Sequence[int]]
+Metadata = Mapping[str, Any]
+Ids = Iterable[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +220,7 @@ class SelfRAGModel:
   def forward_embed_only(self, inputs: Inputs) -> Array:
     """Return the hidden states [B, T, D] of the inputs, T the longest of them, without the head."""
     rows = self._rows(inputs)
-    tokens, lengths = _padded(rows)
+    tokens, lengths = padded(rows)
     return _hidden_jit(self.model, self.params, tokens, _inside(tokens, lengths))[: len(rows), : max(map(len, rows))]
 
   def embed(self, inputs: Inputs) -> np.ndarray:
@@ -227,7 +230,7 @@ class SelfRAGModel:
     new = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in self._cache]
     for start in range(0, len(new), self._BATCH):
       names, values = zip(*new[start : start + self._BATCH], strict=True)
-      tokens, lengths = _padded(values)
+      tokens, lengths = padded(values)
       embedded = _embed_jit(self.model, self.params, tokens, lengths, ids=self._ids, pooling=self.config.embed_pooling)
       self._cache.update(zip(names, np.asarray(embedded, np.float32), strict=False))
     out = np.stack([self._cache[key] for key in keys])
@@ -240,10 +243,13 @@ class SelfRAGModel:
     queries = np.asarray(query_emb)
     if self.config.retrieval_method == "learned":
       queries = np.asarray(_project_jit(self.model, self.params, queries))
-    return self.memory.search_batched(queries, top_k or self.config.top_k)
+    return self.memory.search_batched(queries, self.config.top_k if top_k is None else top_k)
 
   def augment(self, inputs: Inputs, retrieved: Sequence[Sequence[Chunk]]) -> list[list[int]]:
-    """Return `[MEM] c1 [MEM] c2 [SEP] input` for each input, as token ids."""
+    """Return `[MEM] c1 [MEM] c2 [SEP] input` for each input, as token ids.
+
+    Raises ValueError for a chunk whose token ids are not those of text: the model would take them for control tokens.
+    """
     tokens, lengths, _ = self._augmented(self._rows(inputs), retrieved)
     return [row[:n].tolist() for row, n in zip(np.asarray(tokens), np.asarray(lengths), strict=False)][: len(retrieved)]
 
@@ -257,15 +263,15 @@ class SelfRAGModel:
     retrieved = self._remembered(rows, use_memory)
     time = max(map(len, rows))
     augmented = self._augmented(rows, retrieved)
-    logits = _logits_jit(self.model, self.params, *augmented, time=_bucket(time))[: len(rows), :time]
+    logits = _logits_jit(self.model, self.params, *augmented, time=bucket(time))[: len(rows), :time]
     if labels is None:
       return Output(logits, None, retrieved)
     if [len(row) for row in labels] != [len(row) for row in rows]:
       raise ValueError("labels must be as long as the inputs, row by row; -100 where nothing is to be predicted")
-    padded = np.full((len(rows), time), IGNORED, np.int32)
+    targets = np.full((len(rows), time), IGNORED, np.int32)
     for i, row in enumerate(labels):
-      padded[i, : len(row)] = row
-    return Output(logits, lm_loss(logits, jnp.asarray(padded)), retrieved)
+      targets[i, : len(row)] = row
+    return Output(logits, lm_loss(logits, jnp.asarray(targets)), retrieved)
 
   def generate(
     self,
@@ -303,18 +309,20 @@ class SelfRAGModel:
     return answers
 
   def write_to_memory(
-    self, text: str | Sequence[str], metadata: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    self, text: str | Sequence[str], metadata: Metadata | Sequence[Metadata] | None = None, *, replacing: Ids = ()
   ) -> list[str]:
     """Cut a text, or several, into chunks of at most `chunk_size` tokens, embed and store them; returns their ids.
 
-    `metadata` is that of every chunk, or a list with that of each text. Raises ValueError for a text that is empty or
-    white space.
+    `metadata` is that of every chunk, or a list with that of each text; the chunks with the ids `replacing` go in the
+    same change. Raises ValueError for a text that is empty or white space: nothing has changed then.
     """
     texts = [text] if isinstance(text, str) else text
     given = [metadata or {}] * len(texts) if metadata is None or isinstance(metadata, Mapping) else metadata
-    size, chunks = self.config.chunk_size, []
+    if len(given) != len(texts):
+      raise ValueError(f"{len(given)} metadata for {len(texts)} texts: give one for each, or one for all")
+    chunks, size = [], self.config.chunk_size
     for whole, of_whole in zip(texts, given, strict=True):
-      ids = self.tokenizer.encode(whole)
+      ids = encode(self.tokenizer, whole)
       pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
       parts = [whole] if len(pieces) == 1 else [self.tokenizer.decode(piece) for piece in pieces]
       says = [(part, piece, of_whole) for part, piece in zip(parts, pieces, strict=True) if part.strip()]
@@ -322,21 +330,29 @@ class SelfRAGModel:
         raise ValueError(f"{whole!r} says nothing; there is nothing to remember")
       chunks += says
     if not chunks:
-      return []
+      return self.memory.add_many([], replacing=replacing)
     parts, pieces, each = map(list, zip(*chunks, strict=True))
-    return self.memory.add_many(parts, self.embed(pieces), token_ids=pieces, metadata=each)
+    return self.memory.add_many(parts, self.embed(pieces), token_ids=pieces, metadata=each, replacing=replacing)
 
   def explain(self, inputs: Inputs) -> list[list[Chunk]]:
     """Return what would be remembered for each input: chunks with `score`, and `metadata` that says where from."""
     return self._remembered(self._rows(inputs), True)
 
   def _rows(self, inputs: Inputs) -> list[list[int]]:
-    if isinstance(inputs, str):
-      raise ValueError("inputs are a list of texts or of token ids; put the text into a list")
-    rows = [self.tokenizer.encode(row) if isinstance(row, str) else list(map(int, row)) for row in inputs]
-    if not rows or not all(rows):
-      raise ValueError("inputs must be at least one text or list of token ids, none of them empty")
-    return rows
+    return input_rows(self.tokenizer, inputs, self.model.vocab_size)
+
+  def _chunk_ids(self, chunk: Chunk) -> list[int]:
+    """Return what stands for a chunk before the model. Raises ValueError for ids that are not those of a text."""
+    size, ids = self.config.chunk_size, chunk.token_ids.tolist()
+    if not ids:
+      return encode(self.tokenizer, chunk.text)[:size]
+    try:
+      check_ordinary(self.tokenizer, ids)
+    except ValueError as error:
+      raise ValueError(f"chunk {chunk.id!r}: {error}; delete it, and write its text with write_to_memory") from None
+    if len(ids) > size:
+      raise ValueError(f"chunk {chunk.id!r} has {len(ids)} tokens, chunk_size is {size}: give chunks of this memory")
+    return ids
 
   def _remembered(self, rows: list[list[int]], use_memory: bool) -> list[list[Chunk]]:
     if not use_memory or not self.memory.size:
@@ -345,19 +361,21 @@ class SelfRAGModel:
 
   def _augmented(self, rows: list[list[int]], retrieved: Sequence[Sequence[Chunk]]) -> tuple[Array, Array, Array]:
     """Compact chunks and inputs on the device; the batch is padded."""
-    tokens, lengths = _padded(rows)
+    if len(retrieved) != len(rows):
+      raise ValueError(f"{len(retrieved)} lists of chunks for {len(rows)} inputs: give one for each")
+    tokens, lengths = padded(rows)
     k = max((len(chunks) for chunks in retrieved), default=0)
     if not k:
       return jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros_like(jnp.asarray(lengths))
-    k, size = max(k, self.config.top_k), self.config.chunk_size
+    # few shapes, but no room for a top_k that the memory cannot fill
+    k, size = max(k, min(self.config.top_k, bucket(max(k, 16)))), self.config.chunk_size
     shape = (len(tokens), k)
     found = Found(np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32))
     for i, chunks in enumerate(retrieved):
       if self.config.order == "position":  # of the store: a slot may have been reused
         chunks = sorted(chunks, key=lambda chunk: chunk.metadata["position"])
       for j, chunk in enumerate(chunks):
-        # a chunk that was stored without its token ids
-        ids = chunk.token_ids if len(chunk.token_ids) else self.tokenizer.encode(chunk.text)[:size]
+        ids = self._chunk_ids(chunk)
         found.tokens[i, j, : len(ids)] = ids
         found.lengths[i, j], found.slots[i, j] = len(ids), j
     return _augment_jit(tokens, lengths, found, ids=self._ids, order=self.config.order)
@@ -379,16 +397,3 @@ _complete_jit = jax.jit(complete, static_argnames=("model", "max_new_tokens", "s
 
 def _inside(tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
   return jnp.arange(tokens_BxT.shape[1])[None, :] < jnp.asarray(lengths_B)[:, None]
-
-
-def _bucket(n: int) -> int:
-  return 1 << (n - 1).bit_length()
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Pad rows to powers of two: int32 [B, T] and lengths int32 [B], 0 for rows that only fill the batch."""
-  tokens = np.zeros((_bucket(len(rows)), _bucket(max(map(len, rows)))), np.int32)
-  lengths = np.zeros(len(tokens), np.int32)
-  for i, row in enumerate(rows):
-    tokens[i, : len(row)], lengths[i] = row, len(row)
-  return tokens, lengths

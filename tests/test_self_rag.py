@@ -217,6 +217,80 @@ def test_a_chunk_without_token_ids_is_read_all_the_same():
   np.testing.assert_array_equal(model.forward(["who"]).logits, other.forward(["who"]).logits)
 
 
+@pytest.mark.parametrize(
+  ("token", "message"),
+  [
+    (TOKENIZER.special["[SEP]"], r"chunk 'bad': the token id \d+ is the control token \[SEP\]; delete it, and write"),
+    (0, "chunk 'bad': the token id 0 is the control token"),
+    (TOKENIZER.vocab_size, f"chunk 'bad': the token id {TOKENIZER.vocab_size} is none of the"),
+    (2**31 - 1, "chunk 'bad': the token id 2147483647 is none of the"),
+  ],
+)
+def test_stored_token_ids_that_no_text_has_never_stand_before_the_model(token, message):
+  model = make(n_facts=1)
+  query = model.embed(["who"])[0]
+  model.memory.add("what it says", query, token_ids=[*TOKENIZER.encode("the port"), token], id="bad")
+  [found] = model.retrieve(query[None])
+  assert found[0].id == "bad"
+  for use in (
+    lambda: model.augment(["who"], [found]),
+    lambda: model.forward(["who"]),
+    lambda: model.generate(["who"], 2),
+  ):
+    with pytest.raises(ValueError, match=message):
+      use()
+  model.memory.delete("bad")
+  assert model.generate(["who"], 2)
+
+
+def test_negative_ids_of_an_older_store_never_stand_before_the_model():
+  model = make(n_facts=1)
+  [found] = model.explain(["who"])
+  old = dataclasses.replace(found[0], token_ids=np.array([-5], np.int32))
+  with pytest.raises(ValueError, match="chunk '0': the token id -5 is none of the"):
+    model.augment(["who"], [[old]])
+
+
+@pytest.mark.parametrize(
+  ("inputs", "message"),
+  [
+    ([[MODEL.vocab_size]], f"an input has the token id {MODEL.vocab_size}; the model knows those from 0 to"),
+    ([[-1]], "an input has the token id -1"),
+    ([[2**40]], "an input has the token id 1099511627776"),
+    ([[1.5]], "a list of texts or of lists of token ids"),
+    ([["1"]], "a list of texts or of lists of token ids"),
+    ([None], "a list of texts or of lists of token ids"),
+    (3, "a list of texts or of lists of token ids"),
+  ],
+)
+def test_inputs_are_ids_that_the_model_knows(inputs, message):
+  model = make(n_facts=0)
+  for use in (model.embed, model.forward, model.generate, model.explain):
+    with pytest.raises(ValueError, match=message):
+      use(inputs)
+
+
+def test_a_top_k_that_no_memory_can_fill_takes_no_room():
+  model, usual = make(top_k=10**9), make(top_k=4)
+  assert [len(found) for found in model.explain(["who is the ally"])] == [4]
+  np.testing.assert_allclose(model.forward(["who"]).logits, usual.forward(["who"]).logits, atol=1e-5)
+  with pytest.raises(ValueError, match="k = 0 must be at least 1"):
+    model.retrieve(model.embed(["who"]), 0)
+  with pytest.raises(ValueError, match="2 lists of chunks for 1 inputs"):
+    model.augment(["who"], [[], []])
+
+
+def test_texts_are_written_in_place_of_others_in_one_change():
+  model = make()
+  ids = model.write_to_memory(["who is dover", "who is cadiz"], {"source": "new"}, replacing=["0", "2"])
+  assert model.memory.ids == ["1", "3", *ids]
+  with pytest.raises(ValueError, match="says nothing"):
+    model.write_to_memory(["who", ""], replacing=ids)
+  with pytest.raises(ValueError, match="1 metadata for 2 texts"):
+    model.write_to_memory(["who", "what"], [{}])
+  assert model.memory.ids == ["1", "3", *ids]
+
+
 def test_explain_says_what_from_where_and_how_similar():
   [found] = make(backend="exact").explain(["the port of avalor is bergen"])
   assert (found[0].text, found[0].metadata["source"]) == (FACTS[0], "page 0")

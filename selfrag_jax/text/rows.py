@@ -1,0 +1,56 @@
+"""Texts and token ids as rows that a model may read: encoded, checked, padded."""
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from selfrag_jax.text.tokenizer import Tokenizer
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+  """Encode a text. Raises ValueError, with the place, for one that is not Unicode: bytes that somebody read as text."""
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f"{text!a:.80} is no text in UTF-8: {error.reason} at {error.start}") from None
+  return tokenizer.encode(text)
+
+
+def input_rows(tokenizer: Tokenizer, inputs: Sequence[str] | Sequence[Sequence[int]], size: int) -> list[list[int]]:
+  """Return texts, or lists of ids from 0 to size - 1, as ids. Raises ValueError for others, and for what is empty."""
+  if isinstance(inputs, str):
+    raise ValueError("inputs are a list of texts or of token ids; put the text into a list")
+  try:
+    rows = [encode(tokenizer, row) if isinstance(row, str) else list(map(operator.index, row)) for row in inputs]
+  except TypeError as error:
+    raise ValueError(f"inputs are a list of texts or of lists of token ids: {error}") from None
+  if not rows or not all(rows):
+    raise ValueError("inputs must be at least one text or list of token ids, none of them empty")
+  if wrong := [token for row in rows for token in row if not 0 <= token < size]:
+    raise ValueError(f"an input has the token id {wrong[0]}; the model knows those from 0 to {size - 1}")
+  return rows
+
+
+def check_ordinary(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
+  """Raise ValueError for ids that no text has: control tokens, and what lies outside of the vocabulary."""
+  control = {i: name for name, i in tokenizer.special.items()}
+  for token in ids:
+    if token in control:
+      raise ValueError(f"the token id {token} is the control token {control[token]}")
+    if not 0 <= token < tokenizer.vocab_size:
+      raise ValueError(f"the token id {token} is none of the {tokenizer.vocab_size} of the tokenizer {tokenizer.name}")
+
+
+def bucket(n: int) -> int:
+  """Return the power of two that holds n: few shapes, so few programs."""
+  return 1 << (n - 1).bit_length()
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Pad rows to powers of two: int32 [B, T] and lengths int32 [B], 0 for rows that only fill the batch."""
+  tokens = np.zeros((bucket(len(rows)), bucket(max(map(len, rows)))), np.int32)
+  lengths = np.zeros(len(tokens), np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)], lengths[i] = row, len(row)
+  return tokens, lengths
