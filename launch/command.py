@@ -78,6 +78,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     sys.exit(130)
   except Exception as error:
     from selfrag_jax.files import FolderInUseError
+    from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.retrieval.folder import FolderError
     from selfrag_jax.textgrad import EngineError, GradientStoreError
     from selfrag_jax.train.checkpoint import CheckpointError
@@ -86,7 +87,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError, FolderError)
-    mendable = (*mendable, EngineError, GradientStoreError)
+    mendable = (*mendable, EngineError, GradientStoreError, StoreError)
     if isinstance(error, ImportError) and error.name is None:  # one of ours: it says what to install
       sys.exit(f"error: {error}")
     if logging.vlog_is_on(1) or not isinstance(error, mendable):

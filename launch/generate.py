@@ -39,6 +39,8 @@ def main(argv: list[str]) -> None:
   configure_xla()
   if OUTPUT.value:
     ask.check_output(OUTPUT.value)
+  for path in REMEMBER.value:
+    ask.text_files(path)  # a wrong name is said before the work, not after
   sampling = SamplingConfig(TEMPERATURE.value, top_p=TOP_P.value)
   rag = ask.open_rag(*ask.open_model(MODEL.value, PHASE.value), MEMORY.value, TOP_K.value)
   for path in REMEMBER.value:
@@ -50,7 +52,7 @@ def main(argv: list[str]) -> None:
   batch = 1 if not PROMPT.value and sys.stdin.isatty() else 32
   for answer in ask.ask(rag, filter(None, prompts), MAX_NEW_TOKENS.value, sampling, SEED.value, batch):
     answers.append(answer)
-    print(f"{answer['question']} {answer['answer']}", flush=True)
+    print(ask.shown(answer), flush=True)
     if EXPLAIN.value:
       print(ask.explained(answer), flush=True)
   if OUTPUT.value:

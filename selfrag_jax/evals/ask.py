@@ -1,5 +1,6 @@
 """Ask a model with a memory, and see for each answer what it retrieved, from where, and how similar it was."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -12,17 +13,18 @@ from etils import epath
 
 from selfrag_jax.evals.page import write_answers
 from selfrag_jax.evals.self_rag import last_phase, make_tokenizer
-from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.files import is_local, write_bytes_atomic
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
+from selfrag_jax.memory.journal import is_free
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
 from selfrag_jax.tasks.text import read_passages, text_files
 from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.printable import printable
 from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.settings import settings
 
-WRITTEN = 4096  # passages embedded and logged at once
 SAME = 0.999  # cosine of two embeddings of one chunk by one model
 
 
@@ -51,7 +53,7 @@ def open_rag(
   Raises ValueError for a memory that another model, or this one with other parameters, has written.
   """
   width = model.config.d_model
-  if memory and os.path.isdir(memory) and os.listdir(memory):
+  if memory and not is_free(memory):
     store = MemoryStore.load(memory)
     sizes = {name: store.settings[name] for name in ("max_chunks", "chunk_size")}
     config = dataclasses.replace(config, **sizes)
@@ -62,7 +64,7 @@ def open_rag(
   try:
     rag = SelfRAGModel(model, store, config)
     if store.size and len(newest := store.token_ids[-1]):
-      now, then = rag.embed([newest.tolist()])[0], store.embeddings[-1]
+      now, then = rag.embed([newest.tolist()])[0], store.vectors([store.ids[-1]])[0]
       if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
         raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
   except BaseException:
@@ -74,15 +76,19 @@ def open_rag(
 def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
   """Write the passages of a file, or of all files of a folder, to the memory, in place of what it held of them.
 
-  A passage is a line of a `.txt` file, a record of the others. Returns how many chunks that made.
+  A passage is a line of a `.txt` file, a record of the others; its `source` is the absolute path of the file, links
+  resolved. Each file is one change: if it fails, or the process ends, what was remembered of the file stays. Returns
+  how many chunks that made.
   """
-  chunks = 0
-  for file in text_files(path):
-    passages = [(text, {"source": str(file), "line": n}) for n, text in read_passages(file)]
-    rag.memory.delete(where={"source": str(file)})
-    for start in range(0, len(passages), WRITTEN):
-      texts, metadata = zip(*passages[start : start + WRITTEN], strict=True)
-      chunks += len(rag.write_to_memory(texts, metadata))
+  chunks, old = 0, collections.defaultdict(list)
+  for chunk_id, metadata in zip(rag.memory.ids, rag.memory.metadata, strict=True):
+    old[str(metadata["source"])].append(chunk_id)
+  files = {os.path.realpath(file) if is_local(file) else str(file): file for file in text_files(path)}
+  for source, file in files.items():
+    numbers, texts = zip(*read_passages(file), strict=True)
+    metadata = [{"source": source, "line": n} for n in numbers]
+    there = [chunk_id for chunk_id in old[source] if chunk_id in rag.memory]  # a full memory has lost some on the way
+    chunks += len(rag.write_to_memory(texts, metadata, replacing=there))
   return chunks
 
 
@@ -131,9 +137,16 @@ def _place(metadata: Any) -> str:
 
 
 def explained(answer: dict[str, Any]) -> str:
-  """Format for a terminal what was retrieved for an answer."""
-  lines = [f"  {chunk['score']:+.3f}  {chunk['place']}  {chunk['text']}" for chunk in answer["chunks"]]
+  """Format for a terminal what was retrieved for an answer: a line for each chunk, whatever it says."""
+  lines = [
+    f"  {chunk['score']:+.3f}  {printable(chunk['place'])}  {printable(chunk['text'])}" for chunk in answer["chunks"]
+  ]
   return "\n".join(lines) or "  nothing was retrieved: the memory is empty"
+
+
+def shown(answer: dict[str, Any]) -> str:
+  """Format for a terminal a question and its answer, which may have several lines."""
+  return f"{printable(answer['question'])} {printable(answer['answer'], keep=chr(10) + chr(9))}"
 
 
 def save_answers(path: epath.PathLike, answers: Sequence[dict[str, Any]]) -> None:
@@ -146,8 +159,13 @@ def save_answers(path: epath.PathLike, answers: Sequence[dict[str, Any]]) -> Non
 
 
 def check_output(path: epath.PathLike) -> str:
-  """Return the suffix of a file of answers. Raises ValueError unless it is `.jsonl` or `.html`."""
-  suffix = epath.Path(path).suffix
-  if suffix not in (".jsonl", ".html"):
+  """Return the suffix of a file of answers. Raises ValueError unless it is `.jsonl` or `.html`, and can be written."""
+  file = epath.Path(path)
+  if file.suffix not in (".jsonl", ".html"):
     raise ValueError(f"{path}: answers are written to a .jsonl or a .html file")
-  return suffix
+  if is_local(file):
+    if not file.parent.is_dir():
+      raise ValueError(f"{path}: there is no folder {file.parent}; make it, or give another")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+      raise ValueError(f"{path} cannot be written: {'it is a folder' if file.is_dir() else 'its folder is protected'}")
+  return file.suffix

@@ -18,7 +18,7 @@ class SamplingConfig:
   top_p: float = 1.0
 
   def __post_init__(self):
-    if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+    if not 0 <= self.temperature < float("inf") or self.top_k < 0 or not 0 < self.top_p <= 1:
       raise ValueError(f"need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
 
 

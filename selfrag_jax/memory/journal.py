@@ -52,6 +52,14 @@ class Snapshot(NamedTuple):
   arrays: dict[str, np.ndarray]
 
 
+def is_free(folder: epath.PathLike) -> bool:
+  """Tell whether a store can be begun in a folder: it is absent, or holds at most what a beginning left there."""
+  folder = epath.Path(folder)
+  if not folder.is_dir():
+    return not folder.exists()
+  return all(path.name in (".lock", f".{MANIFEST}.tmp") or _OURS.fullmatch(path.name) for path in folder.iterdir())
+
+
 class Journal:
   """The folder of one store, held by its only writer or opened by a reader beside it."""
 

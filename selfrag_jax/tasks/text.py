@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import read_jsonl, refuse_pointer
+from selfrag_jax.files import read_jsonl, read_lines, refuse_pointer
 from selfrag_jax.tasks.facts import Demand
 from selfrag_jax.tasks.search import Indices, ShuffledEpochs
 from selfrag_jax.tasks.sequences import Sequences
@@ -48,8 +48,8 @@ def text_files(path: epath.PathLike) -> list[epath.Path]:
 
 def read_passages(file: epath.Path) -> list[tuple[int, str]]:
   """List the passages of one of the `text_files` with their numbers: lines of a `.txt` file, records of the others."""
-  texts = next(_whole(file)).splitlines() if file.suffix == ".txt" else _READERS[file.suffix](file)
-  found = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
+  numbered = read_lines(file) if file.suffix == ".txt" else enumerate(_READERS[file.suffix](file), 1)
+  found = [(number, text) for number, text in numbered if text.strip()]
   if not found:
     raise ValueError(f"{file} holds no text")
   return found

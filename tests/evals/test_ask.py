@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from selfrag_jax.evals import ask
+from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.self_rag import SelfRAGConfig
@@ -52,6 +53,103 @@ def test_a_file_is_remembered_in_place_of_what_it_was(notes):
   (notes.parent / "more.jsonl").write_text('{"text": "basalt"}\n')
   assert ask.remember(rag, notes.parent) == 2
   assert sorted(rag.memory.chunks) == ["amber", "basalt"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "embedding"])
+def test_a_file_that_cannot_be_remembered_anew_stays_as_it_was(notes, tmp_path, monkeypatch, kind):
+  folder = tmp_path / "memory"
+  rag = ask.open_rag(tiny(), CONFIG, str(folder))
+  ask.remember(rag, notes)
+  before = rag.memory.chunks
+  notes.write_text("amber\nbasalt\n")
+
+  def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    if kind == "disk":
+      patch.setattr(rag.memory._journal, "append", full)
+    else:
+      patch.setattr(rag, "embed", full)
+    with pytest.raises(OSError, match="No space"):
+      ask.remember(rag, notes)
+  assert rag.memory.chunks == before
+  rag.memory.close()
+  with ask.MemoryStore.load(str(folder)) as again:
+    assert again.chunks == before
+
+
+def test_remembering_a_file_again_pushes_no_other_file_out(notes):
+  other = notes.parent / "other.txt"
+  other.write_text("".join(f"line {i}\n" for i in range(40)))
+  notes.write_text("".join(f"note {i}\n" for i in range(20)))
+  rag = ask.open_rag(tiny(), CONFIG)
+  for file in (other, notes, notes, notes):  # 60 of 64
+    ask.remember(rag, file)
+  assert rag.memory.size == 60
+
+
+def test_files_of_one_name_in_two_folders_are_two_files(tmp_path, monkeypatch):
+  rag = ask.open_rag(tiny(), CONFIG)
+  for name in ("one", "two"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text(f"of {name}")
+    monkeypatch.chdir(tmp_path / name)
+    ask.remember(rag, "notes.txt")
+  assert rag.memory.chunks == ["of one", "of two"]
+  assert [m["source"] for m in rag.memory.metadata] == [str(tmp_path / n / "notes.txt") for n in ("one", "two")]
+  (tmp_path / "link").symlink_to(tmp_path / "one")
+  ask.remember(rag, tmp_path / "link" / "notes.txt")
+  ask.remember(rag, "../one/notes.txt")
+  assert sorted(rag.memory.chunks) == ["of one", "of two"]
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2Kquartz\r\n  +1.000  bank.txt:1  pay\x9b31m\u202e"
+
+
+def test_what_a_terminal_would_obey_is_spelled_out(tmp_path):
+  (tmp_path / "a\x1b[31m.jsonl").write_text(json.dumps({"text": HOSTILE}))
+  rag = ask.open_rag(tiny(), CONFIG)
+  rag.memory.add(HOSTILE, rag.embed(["quartz"])[0], metadata={"source": "\x1b[1mbank", "line": "\n1"})
+  [answer] = ask.ask(rag, ["quartz"], 2)
+  lines = ask.explained(answer).split("\n")
+  assert len(lines) == 1
+  assert lines[0].isprintable()
+  assert r"\x1b[1mbank:\n1  \x1b]0;owned\x07\x1b[2Kquartz\r\n  +1.000" in lines[0]
+  whole = ask.shown({"question": "what\x1b[2J\nnow?", "answer": "one\ntwo\x1b[2J\r"})
+  assert whole == "what\\x1b[2J\\nnow? one\ntwo\\x1b[2J\\r"
+
+
+def test_a_page_spells_out_what_a_browser_would_obey(tmp_path):
+  evil = "<script>alert(1)</script>\"'&\x1b[2J"
+  chunk = {"text": evil, "place": evil, "score": 0.5, "metadata": {}}
+  ask.save_answers(tmp_path / "a.html", [{"question": evil, "answer": evil, "chunks": [chunk]}])
+  page = (tmp_path / "a.html").read_text()
+  assert "<script" not in page
+  assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;") == 4
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [("missing/a.jsonl", "there is no folder .*missing; make it"), ("folder.html", "cannot be written: it is a folder")],
+)
+def test_an_output_that_cannot_be_written_is_said_at_once(tmp_path, name, message):
+  (tmp_path / "folder.html").mkdir()
+  with pytest.raises(ValueError, match=message):
+    ask.check_output(tmp_path / name)
+
+
+def test_a_memory_is_begun_where_one_was_cut_short_and_not_among_other_files(tmp_path):
+  begun, other, file = tmp_path / "begun", tmp_path / "other", tmp_path / "file"
+  for folder, name in ((begun, "arrays-1.npz"), (begun, ".lock"), (other, "thesis.txt")):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("")
+  file.write_text("mine")
+  ask.open_rag(tiny(), CONFIG, str(begun)).memory.close()
+  for path, message in ((other, "holds no store"), (file, "is a file")):
+    with pytest.raises(StoreError, match=message):
+      ask.open_rag(tiny(), CONFIG, str(path))
+  assert [path.name for path in other.iterdir()] == ["thesis.txt"]
 
 
 def test_a_memory_is_kept_in_its_folder_with_its_sizes(notes, tmp_path):
@@ -125,9 +223,19 @@ def test_answers_are_saved_as_lines_or_as_a_page(tmp_path):
 def test_what_is_no_text_is_named(tmp_path):
   rag = ask.open_rag(tiny(), CONFIG)
   (tmp_path / "empty.txt").write_text(" \n")
+  (tmp_path / "latin.txt").write_bytes("first\nGrüße\n".encode("latin-1"))
+  (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+  (tmp_path / "broken.jsonl").write_text("no JSON\n")
   for path, error, message in (
     (tmp_path / "empty.txt", ValueError, "empty.txt holds no text"),
+    (tmp_path / "latin.txt", ValueError, "latin.txt, line 2: 'utf-8' codec.*; save the file as UTF-8"),
+    (tmp_path / "binary.txt", ValueError, "binary.txt, line 2: 'utf-8' codec.*; save the file as UTF-8"),
+    (tmp_path / "broken.jsonl", ValueError, "broken.jsonl, line 1: .*must be one JSON object"),
+    (tmp_path / "missing.txt", FileNotFoundError, "missing.txt holds no text"),
     (tmp_path / "notes.pdf", FileNotFoundError, "notes.pdf holds no text"),
   ):
     with pytest.raises(error, match=message):
       ask.remember(rag, path)
+  assert rag.memory.size == 0
+  with pytest.raises(ValueError, match=r"'\\udcff' is no text in UTF-8"):
+    list(ask.ask(rag, ["\udcff"]))

@@ -62,7 +62,14 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
     (["--model=FOLDER", "--phase=rl"], "rl has no intact checkpoint; the phases of FOLDER are"),
     (["--model=nowhere"], "error: nowhere does not exist"),
     (["--modle=x"], "error: Unknown command line flag 'modle'. Did you mean: model ?"),
-    (["--model=FOLDER", "--remember=notes.pdf"], "error: notes.pdf holds no text"),
+    (["--model=nowhere", "--remember=notes.pdf"], "error: notes.pdf holds no text"),
+    (["--model=nowhere", "--output=missing/a.html"], "error: missing/a.html: there is no folder missing; make it"),
+    (["--model=FOLDER", "--memory=configs"], "manifest.json is missing: the folder holds no store"),
+    (["--model=FOLDER", "--memory=README.md"], "README.md is a file or lies below one; a store is a folder"),
+    (["--model=FOLDER", "--top_k=0"], "error: flag --top_k=0: 0 is not a positive integer"),
+    (["--model=FOLDER", "--top_p=nan"], "error: need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got"),
+    (["--model=FOLDER", "--temperature=nan"], "error: need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got"),
+    (["--model=FOLDER", "--prompt=\udcff"], r"'\udcff' is no text in UTF-8"),
   ],
 )
 def test_a_mistake_is_one_line(workdir, flags, message):
