@@ -1,6 +1,9 @@
 """Texts of about one length are embedded together, on all devices: little padding, few shapes to compile."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +13,17 @@ from jax.sharding import PartitionSpec as P
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 ROW_TOKENS = 8192  # of a batch, padding included
+_report: ContextVar[Callable[[int], Any]] = ContextVar("report", default=lambda rows: None)
+
+
+@contextlib.contextmanager
+def reporting(report: Callable[[int], Any]) -> Iterator[None]:
+  """Call `report` with the number of rows of every batch that an encoder embeds inside."""
+  token = _report.set(report)
+  try:
+    yield
+  finally:
+    _report.reset(token)
 
 
 def embed_by_length(
@@ -39,6 +53,7 @@ def embed_by_length(
       tokens[at, : len(rows[i])], lengths[at] = rows[i], len(rows[i])
     out[part] = np.asarray(embed(tokens, lengths))[: len(part)]
     start += len(part)
+    _report.get()(len(part))
   return out
 
 

@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from selfrag_jax import files
+from selfrag_jax.retrieval.batches import reporting
 from selfrag_jax.retrieval.dense import Encoder
 
 BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
@@ -44,7 +45,7 @@ class BlockEncoder:
     self.embedded = 0  # texts that this process has embedded
 
   def __getattr__(self, name: str) -> Any:
-    if name in ("fit", "constants"):  # which not all encoders have
+    if name in ("fit", "constants", "tokenizer"):  # which not all encoders have
       return getattr(self.encoder, name)
     raise AttributeError(name)
 
@@ -60,8 +61,9 @@ class BlockEncoder:
     with tqdm(total=len(texts), unit="doc", desc="embedding", disable=not self._progress, mininterval=0.5) as bar:
       for number, (path, block) in enumerate(zip(paths, blocks, strict=True)):
         if number % jax.process_count() == jax.process_index() and not path.exists():
-          _write(path, self._embed(block))
-        bar.update(len(block))
+          with reporting(bar.update):
+            _write(path, self._embed(block))
+        bar.update(min((number + 1) * BLOCK, len(texts)) - bar.n)  # what was there, or came from no `embed_by_length`
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices("knowledge base embedded")
     return np.concatenate([np.load(path, allow_pickle=False) for path in paths]) if paths else self._embed([])

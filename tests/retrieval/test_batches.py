@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.retrieval.batches import ROW_TOKENS, embed_by_length
+from selfrag_jax.retrieval.batches import ROW_TOKENS, embed_by_length, reporting
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 18, 50, 64, 700])
@@ -23,3 +23,12 @@ def test_rows_come_back_and_batches_are_nearly_full(n):
     assert batch & (batch - 1) == 0
     assert batch * width <= ROW_TOKENS
   assert sum(batch for batch, *_ in shapes) <= 4 / 3 * n + 1
+
+
+def test_every_batch_is_reported():
+  told, rows = [], [[1]] * 300 + [[1] * 4000] * 5
+  with reporting(told.append):
+    embed_by_length(rows, lambda tokens, lengths: lengths[:, None], 1, lambda length: length)
+  embed_by_length(rows, lambda tokens, lengths: lengths[:, None], 1, lambda length: length)
+  assert sum(told) == len(rows)
+  assert len(told) >= 4
