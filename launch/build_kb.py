@@ -19,7 +19,7 @@ CHUNK_METHOD = flags.DEFINE_enum("chunk_method", None, ["word", "sentence", "rec
 CHUNK_UNIT = flags.DEFINE_enum("chunk_unit", None, ["word", "token"], "token: of the encoder (word).")
 NEAR = flags.DEFINE_float("near_duplicates", None, "Similarity from which a chunk is left out (1: of the same words).")
 SYNC = flags.DEFINE_bool("sync", False, "Bring a knowledge base up to date, built as it was; embeds only what is new.")
-SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out, and count, what cannot be understood.")
+SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out, and count, what cannot be understood or read.")
 
 
 def main(argv: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
   configure_xla()
   start_distributed()
   from selfrag_jax.retrieval.base import import_plugins
-  from selfrag_jax.retrieval.commands import given_chunking, parse_settings
+  from selfrag_jax.retrieval.commands import given_chunking, parse_settings, told
   from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
 
   import_plugins(PLUGIN.value)
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     sync=SYNC.value,
     skip_bad=SKIP_BAD.value,
   )
-  print(f"{OUTPUT.value}: " + ", ".join(f"{name} {n:,}" for name, n in report.items()))
+  print(told(OUTPUT.value, report))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,17 @@ def parser() -> argparse.ArgumentParser:
   for one in (add, delete, search, inspect, validate):
     one.add_argument("--knowledge_base", required=True, metavar="KB", help="its folder")
   add.add_argument("--documents", required=True, nargs="+", metavar="FILE", help="files or folders")
+  add.add_argument("--upsert", action="store_true", help="replace the documents whose ids are there already")
+  for one in (build, add):
+    one.add_argument("--skip_bad", action="store_true", help="leave out, and count, what cannot be understood or read")
   delete.add_argument("--id", action="append", default=[], help="of a document; may be given several times")
   for one in (delete, search):
     one.add_argument("--where", action="append", default=[], metavar="NAME=VALUE", help="metadata, title or source")
   search.add_argument("query", nargs="+", help="what to look for; several queries are searched at once")
-  search.add_argument("--top_k", type=int, default=5, help="documents a query (%(default)s)")
+  search.add_argument("--top_k", type=_positive, default=5, help="documents a query (%(default)s)")
   for one in (search, inspect, validate):
     one.add_argument("--json", action="store_true", help="print JSON")
-  validate.add_argument("--sample", type=int, default=32, help="documents that are embedded again (%(default)s)")
+  validate.add_argument("--sample", type=_positive, default=32, help="documents that are embedded again (%(default)s)")
   merge.add_argument("knowledge_bases", nargs="+", metavar="KB", help="their folders")
   merge.add_argument("--output", required=True, help="folder of the new one")
   return main
@@ -66,8 +69,13 @@ def add_build_arguments(build: argparse.ArgumentParser) -> None:
   build.add_argument(
     "--sync", action="store_true", help="bring a knowledge base up to date, built as it was; embeds only what is new"
   )
-  build.add_argument("--skip_bad", action="store_true", help="leave out, and count, what cannot be understood")
   build.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _positive(text: str) -> int:
+  if (n := int(text)) < 1:
+    raise argparse.ArgumentTypeError(f"{n} must be at least 1")
+  return n
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   from selfrag_jax.retrieval import commands
   from selfrag_jax.retrieval.base import import_plugins
   from selfrag_jax.retrieval.folder import FolderError
+  from selfrag_jax.retrieval.sources import printable
 
   configure_xla()
   try:
@@ -94,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   except (ValueError, OSError, KeyError, FolderError, FolderInUseError) as error:
     if arguments.traceback:
       raise
-    print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+    print(f"error: {printable(str(error.args[0] if isinstance(error, KeyError) else error))}", file=sys.stderr)
     return 1
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 
 from selfrag_jax.memory.records import Where, fits
 from selfrag_jax.retrieval.document import Document, read_documents, write_documents
-from selfrag_jax.retrieval.folder import generation, publish, verified
+from selfrag_jax.retrieval.folder import publish, verified, version
 
 SETTINGS = "retriever.json"
 
@@ -42,7 +43,7 @@ class BaseRetriever(abc.ABC):
   def __init__(self, **settings: Any):
     self.settings = settings
     self.build: dict[str, Any] = {}  # how its knowledge base was made, if it is one
-    self._read: dict[Path, int] = {}  # folder -> the generation that was read there
+    self._read: dict[Path, str] = {}  # folder -> the version that was read or written there
     self._documents: dict[str, Document] = {}
 
   @property
@@ -88,7 +89,7 @@ class BaseRetriever(abc.ABC):
       raise ValueError(f"top_k = {top_k} must be at least 1")
     if not self._documents or not queries:
       return [[] for _ in queries]
-    found = self._search(queries, top_k, where)
+    found = self._search(queries, min(top_k, len(self)), where)
     return [
       [self._documents[id].with_score(float(score)) for id, score in zip(*row, strict=True)]
       for row in zip(*found, strict=True)
@@ -99,12 +100,34 @@ class BaseRetriever(abc.ABC):
     new: dict[str, Document] = {}
     for document in documents:
       if document.id in self._documents or document.id in new:
-        raise ValueError(f"the id {document.id!r} is taken; delete that document first, or give this one another id")
+        raise ValueError(f"the id {document.id!r} is taken; upsert_documents replaces it, or give this one another id")
       new[document.id] = dataclasses.replace(document, score=None)
     if new:
       self._add(list(new.values()))
       self._documents.update(new)
     return len(new)
+
+  def upsert_documents(self, documents: Iterable[Document]) -> int:
+    """Add documents, in place of those that have their ids, and return how many.
+
+    If that fails what was there stays. Raises ValueError for two documents of one id.
+    """
+    new: dict[str, Document] = {}
+    for document in documents:
+      if document.id in new:
+        raise ValueError(f"two documents have the id {document.id!r}; each needs its own")
+      new[document.id] = document
+    if old := [self._documents[id] for id in new if id in self._documents]:
+      # what cannot be indexed, or embedded, shows under other ids, while the old ones are still there
+      trial = [dataclasses.replace(document, id=f"{document.id} {uuid.uuid4().hex}") for document in new.values()]
+      self._add(trial)
+      self._delete([document.id for document in trial])
+      self.delete([document.id for document in old])
+    try:
+      return self.add_documents(new.values())
+    except BaseException:
+      self.add_documents(old)
+      raise
 
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
     """Delete documents by id, or those that fit `where`, and return how many.
@@ -148,20 +171,19 @@ class BaseRetriever(abc.ABC):
       return None
     return np.array([id is not None and fits(self._documents[id].fields, where) for id in ids], bool)
 
-  def save(self, folder: str | os.PathLike) -> None:
+  def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> None:
     """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new.
 
-    Raises FolderError for a folder of other files, and if another process has changed the folder since it was opened.
+    Raises FileExistsError for a folder that holds a knowledge base which was neither opened as this one nor saved by
+    it, unless `overwrite` is set; FolderError for a folder of other files, and if another process has changed it since.
     """
     if type(self).name not in _registry:
       raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
     kept = {"type": type(self).name, "settings": self.settings, "build": self.build}
-    root = Path(folder).absolute()
-    with publish(root, self._read.get(root)) as (files, number):
+    with publish(folder, self._read, overwrite=overwrite) as files:
       write_documents(files, self.documents)
       (files / SETTINGS).write_text(json.dumps(kept, indent=1), encoding="utf-8")
       self._save(files)
-    self._read[root] = number
 
 
 def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
@@ -171,15 +193,15 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   that is damaged or newer than this version.
   """
   while True:
-    before = generation(folder)
+    before = version(folder)
     try:
       retriever = _load(verified(folder), settings)
     except Exception:
-      if generation(folder) == before:
+      if version(folder) == before:
         raise
     else:
-      if generation(folder) == before:
-        retriever._read[Path(folder).absolute()] = before
+      if version(folder) == before:
+        retriever._read[Path(folder).resolve()] = before
         return retriever
     # another process has published, and taken away what was being read: read what there is now
 

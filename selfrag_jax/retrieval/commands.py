@@ -2,20 +2,19 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from selfrag_jax.retrieval.base import BaseRetriever, load
 from selfrag_jax.retrieval.document import FILE, Document
-from selfrag_jax.retrieval.folder import sizes
-from selfrag_jax.retrieval.knowledge_base import (
-  dense_parts,
-  merge_knowledge_bases,
-  prepare_knowledge_base,
-)
+from selfrag_jax.retrieval.folder import check_output, sizes
+from selfrag_jax.retrieval.knowledge_base import merge_knowledge_bases, prepare_knowledge_base
+from selfrag_jax.retrieval.listing import told_kinds
 from selfrag_jax.retrieval.manager import RetrievalManager
+from selfrag_jax.retrieval.reading import dense_parts
+from selfrag_jax.retrieval.sources import READERS, printable
 
 SAME = 1e-3  # cosine distance between a vector and the same text embedded again, in another precision perhaps
 SHOWN = 200  # characters of a document
@@ -36,16 +35,17 @@ def build(arguments: Namespace) -> int:
     skip_bad=arguments.skip_bad,
     progress=not arguments.quiet,
   )
-  print(f"{arguments.output}: " + ", ".join(f"{name} {n:,}" for name, n in report.items()))
+  print(told(arguments.output, report))
   return 0
 
 
 def add(arguments: Namespace) -> int:
-  """Add documents of files, as they are."""
+  """Add documents of files, cut as those of the knowledge base are."""
   manager = RetrievalManager(knowledge_base_path=arguments.knowledge_base)
-  added = sum(manager.load_jsonl(path) for path in arguments.documents)
+  check_output(arguments.knowledge_base)  # before anything is embedded
+  report = manager.add_files(arguments.documents, upsert=arguments.upsert, skip_bad=arguments.skip_bad)
   manager.save_knowledge_base(arguments.knowledge_base)
-  print(f"added {added:,}; {arguments.knowledge_base} has {len(manager.retriever):,} documents")
+  print(told(arguments.knowledge_base, {"documents": len(manager.retriever), **report}))
   return 0
 
 
@@ -62,15 +62,17 @@ def delete(arguments: Namespace) -> int:
 def search(arguments: Namespace) -> int:
   """Print what is found for each query."""
   retriever = load(arguments.knowledge_base)
+  if not all(query.strip() for query in arguments.query):
+    raise ValueError("a query is empty; say what to look for")
   found = retriever.retrieve_batch(arguments.query, arguments.top_k, where=parse_where(arguments.where) or None)
   if arguments.json:
     rows = zip(arguments.query, found, strict=True)
     print(json.dumps([{"query": q, "documents": [d.to_dict() for d in ds]} for q, ds in rows], ensure_ascii=False))
     return 0
   for query, documents in zip(arguments.query, found, strict=True):
-    print(f"{query}{'' if documents else ': nothing found'}")
+    print(f"{printable(query)}{'' if documents else ': nothing found'}")
     for rank, document in enumerate(documents, 1):
-      print(f"{rank:3}. {document.score:.4f}  {document.id}  {document.title}\n     {_shown(document.content)}")
+      print(f"{rank:3}. {document.score:.4f}  {_named(document)}\n     {_shown(document.content)}")
   return 0
 
 
@@ -94,7 +96,7 @@ def inspect(arguments: Namespace) -> int:
   for name, value in described.items():
     print(f"{name:14} {json.dumps(value, ensure_ascii=False, default=list)}")
   for document in retriever.documents[:3]:
-    print(f"  {document.id}  {document.title}: {_shown(document.content)}")
+    print(f"  {_named(document)}: {_shown(document.content)}")
   return 0
 
 
@@ -111,7 +113,7 @@ def validate(arguments: Namespace) -> int:
   elif not problems:
     print(f"{arguments.knowledge_base}: {len(retriever):,} documents in {held} files, all as written")
   for problem in problems if not arguments.json else ():
-    print(f"{arguments.knowledge_base}: {problem}")
+    print(printable(f"{arguments.knowledge_base}: {problem}"))
   return 1 if problems else 0
 
 
@@ -119,6 +121,17 @@ def merge(arguments: Namespace) -> int:
   """Put knowledge bases together."""
   print(f"{arguments.output} has {merge_knowledge_bases(arguments.knowledge_bases, arguments.output):,} documents")
   return 0
+
+
+def told(output: str, report: Mapping[str, Any]) -> str:
+  """Return the closing lines of a build: how much there is of everything, and what was left out."""
+  lines = [f"{output}: " + ", ".join(f"{name} {n:,}" for name, n in report.items() if isinstance(n, int))]
+  if kinds := report["left_out"]:
+    lines.append(f"left out {sum(kinds.values()):,} that are no {', '.join(READERS)}: {told_kinds(kinds)}")
+  lines += [f"left out: {problem}" for problem in report["problems"]]
+  if (more := report["bad"] - len(report["problems"])) > 0:
+    lines.append(f"left out: {more:,} more")
+  return "\n".join(map(printable, lines))
 
 
 def given_chunking(*values: int | str | None) -> dict[str, Any]:
@@ -184,6 +197,10 @@ def _changed_encoders(retriever: BaseRetriever, n: int) -> list[str]:
   return problems
 
 
+def _named(document: Document) -> str:
+  return f"{_shown(document.id)}  {_shown(document.title)}"
+
+
 def _shown(text: str) -> str:
-  text = " ".join(text.split())
+  text = printable(" ".join(text.split()))
   return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"

@@ -8,6 +8,7 @@ else is left alone.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -28,9 +29,22 @@ class FolderError(RuntimeError):
   """A folder cannot be used; the message names the file and the way out."""
 
 
-def check_ours(folder: str | os.PathLike) -> None:
-  """Raise FolderError for a folder that holds files of somebody else: publishing takes away what it takes for old."""
+class DamagedError(FolderError):
+  """What is in a folder is not what was written: building it again is all that can be done."""
+
+
+def check_output(folder: str | os.PathLike) -> None:
+  """Raise what publishing to a folder would raise, before there is anything to publish.
+
+  FolderError for a folder that holds files of somebody else: publishing takes away what it takes for old.
+  NotADirectoryError, PermissionError where no folder can be made or written.
+  """
   root = Path(folder)
+  nearest = next(path for path in (root, *root.absolute().parents) if path.exists() or path.is_symlink())
+  if not nearest.is_dir():
+    raise NotADirectoryError(f"{folder} cannot be a folder: {nearest} is a file or a broken link; give another one")
+  if not os.access(nearest, os.W_OK | os.X_OK):
+    raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
   if not root.is_dir() or (root / MANIFEST).exists():
     return
   if others := sorted(path.name for path in root.iterdir() if not OURS.fullmatch(path.name)):
@@ -38,44 +52,72 @@ def check_ours(folder: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def publish(folder: str | os.PathLike, expected: int | None = None) -> Iterator[tuple[Path, int]]:
-  """Yield an empty folder to write files into, and its generation; it takes the old one's place when the block ends.
+def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: bool = False) -> Iterator[Path]:
+  """Yield an empty folder to write files into; it takes the place of the old one when the block ends.
 
-  One process publishes to a folder at a time: raises FolderInUseError in the others. `expected` is the generation that
-  was read, if what is written is made from it. Raises FolderError if another process has published since, and for a
-  folder of other files.
+  `known` maps folders to the `version` that what is written was made from; it is told the new one. One process
+  publishes to a folder at a time: raises FolderInUseError in the others. Unless `overwrite` is set, raises
+  FileExistsError for a folder that holds what is not known, FolderError if another process has published since it was.
+  Raises what `check_output` does.
   """
-  root = Path(folder).absolute()
-  check_ours(root)
+  root = Path(folder).resolve()
+  check_output(root)
+  is_new = not root.exists()
   root.mkdir(parents=True, exist_ok=True)
   with files.lock_folder(root, "wait for it to end, or give another folder"):
-    if expected is not None and generation(root) != expected:
-      raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
-    # not from the manifest, which may be damaged: what was built anew must not need it
-    number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
-    target = root / f"data-{number}"
-    target.mkdir()
     try:
-      yield target, number
-      digests = {str(file.relative_to(target)): files.digest(file) for file in sorted(_files(target))}
-      _make_durable(target)
+      if not overwrite:
+        _check_known(root, known, folder)
+      # not from the manifest, which may be damaged: what was built anew must not need it
+      number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
+      target = root / f"data-{number}"
+      target.mkdir()
+      try:
+        yield target
+        digests = {str(file.relative_to(target)): files.digest(file) for file in sorted(_files(target))}
+        _make_durable(target)
+      except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+      # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
+      files.write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
     except BaseException:
-      shutil.rmtree(target, ignore_errors=True)
+      discard_lock(root, is_new)
       raise
-    # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
-    files.write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
+    known[root] = version(root)
     for old in _generations(root):
       if old != target:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def discard_lock(root: Path, is_new: bool) -> None:
+  """Leave nothing behind where a work has failed before anything was kept: no lock, nor the folder if it `is_new`."""
+  if [path.name for path in root.iterdir()] == [".lock"]:
+    (root / ".lock").unlink()
+    if is_new:
+      root.rmdir()
+
+
+def _check_known(root: Path, known: dict[Path, str], folder: str | os.PathLike) -> None:
+  if version(root) == known.get(root, ""):
+    return
+  if root not in known:
+    raise FileExistsError(
+      f"{folder} holds another knowledge base; give another folder, open that one and add to it, "
+      "or replace it with overwrite=True"
+    )
+  with contextlib.suppress(DamagedError):  # which its own retriever may replace
+    verified(root)
+    raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
+
+
 def verified(folder: str | os.PathLike) -> Path:
   """Return the folder of the files that were published last, after their digests were checked.
 
-  Raises FileNotFoundError where nothing was published, FolderError for what is damaged, missing, newer than this
-  version, or a pickle: those can run code when they are read.
+  Raises FileNotFoundError where nothing was published, DamagedError for what is damaged or missing, FolderError for
+  what is newer than this version, and for a pickle: those can run code when they are read.
   """
-  root = Path(folder).absolute()
+  root = Path(folder).resolve()
   if not (root / MANIFEST).exists():
     raise FileNotFoundError(f"{folder} has no {MANIFEST}: it is no knowledge base, or building it has not ended")
   manifest = _read(root)
@@ -84,11 +126,11 @@ def verified(folder: str | os.PathLike) -> Path:
     raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
   for name, digest in manifest["files"].items():
     if not (data / name).resolve().is_relative_to(data.resolve()):
-      raise FolderError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")
-    if not (data / name).exists():
-      raise FolderError(f"{data / name} is missing; build {folder} again")
+      raise DamagedError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")
+    if not (data / name).is_file():
+      raise DamagedError(f"{data / name} is missing; build {folder} again")
     if files.digest(data / name) != digest:
-      raise FolderError(f"{data / name} is not what was written: its hash differs; build {folder} again")
+      raise DamagedError(f"{data / name} is not what was written: its hash differs; build {folder} again")
   return data
 
 
@@ -97,22 +139,31 @@ def sizes(folder: str | os.PathLike) -> dict[str, int]:
   return {name: digest["size"] for name, digest in _read(Path(folder))["files"].items()}
 
 
-def generation(folder: str | os.PathLike) -> int:
-  """Return the number of what was published last, 0 before anything was. Raises FolderError."""
-  root = Path(folder)
-  return _read(root)["generation"] if (root / MANIFEST).exists() else 0
+def version(folder: str | os.PathLike) -> str:
+  """Return a digest of the manifest, which tells what was published last, damaged or not; "" before anything was."""
+  try:
+    return hashlib.sha256((Path(folder).resolve() / MANIFEST).read_bytes()).hexdigest()
+  except (FileNotFoundError, NotADirectoryError):
+    return ""
 
 
 def _read(root: Path) -> dict[str, Any]:
   try:
     manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    version = manifest["format"]
-    if version == FORMAT:
-      int(manifest["generation"]), dict(manifest["files"])
-  except (ValueError, KeyError, TypeError) as error:
-    raise FolderError(f"{root / MANIFEST} is damaged ({error!r}); build {root} again") from None
-  if version != FORMAT:
-    raise FolderError(f"{root} has format {version}, this version reads {FORMAT}; build it again or update selfrag_jax")
+    if not isinstance(manifest, dict) or "format" not in manifest:
+      raise ValueError("it is no JSON object with a format")
+    if (number := manifest["format"]) != FORMAT:
+      raise FolderError(
+        f"{root} has format {number}, this version reads {FORMAT}; build it again elsewhere, or update selfrag_jax"
+      )
+    listed = manifest.get("files")
+    sound = isinstance(listed, dict) and all(
+      isinstance(x, dict) and isinstance(x.get("size"), int) for x in listed.values()
+    )
+    if type(manifest.get("generation")) is not int or not sound:
+      raise ValueError("its generation or its list of files is missing, or of another type")
+  except (ValueError, RecursionError) as error:
+    raise DamagedError(f"{root / MANIFEST} is damaged ({error}); build {root} again") from None
   return manifest
 
 

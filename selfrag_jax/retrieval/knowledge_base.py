@@ -4,45 +4,25 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from tqdm import tqdm
 
 from selfrag_jax import files
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.document import FILE, PART, Document, without_origin
+from selfrag_jax.retrieval.document import FILE, Document
 from selfrag_jax.retrieval.duplicates import Duplicates
 from selfrag_jax.retrieval.embedding import BlockEncoder, is_known
-from selfrag_jax.retrieval.folder import MANIFEST, FolderError, check_ours, verified
-from selfrag_jax.retrieval.sources import Found, read_source, source_files
-from selfrag_jax.text.chunking import Method, chunk, count_words
+from selfrag_jax.retrieval.folder import MANIFEST, DamagedError, check_output, discard_lock, verified, version
+from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
+from selfrag_jax.retrieval.reading import Chunking, by_hand, dense_parts, length_counter, read_chunks
 
 UNFINISHED = ".build"  # beside the published files: the blocks of a build that has not ended
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunking:
-  """How documents are cut: into chunks of at most `size` words or tokens of the encoder; `size` 0 leaves them whole."""
-
-  size: int = 180  # words, of which all-MiniLM-L6-v2 reads about 190
-  overlap: int = 0
-  method: Method = "recursive"
-  unit: Literal["word", "token"] = "word"
-
-  def __post_init__(self):
-    """Raises ValueError for what does not fit."""
-    if self.unit not in ("word", "token"):
-      raise ValueError(f"the unit of chunks is {self.unit!r}; one of word, token")
-    if self.size:
-      chunk("", self.size, self.overlap, method=self.method)
 
 
 def prepare_knowledge_base(
@@ -63,7 +43,7 @@ def prepare_knowledge_base(
   usable until the new one is whole. With several hosts each embeds its share; the folder must be one that all see.
 
   Args:
-    documents: files or folders that `source_files` takes.
+    documents: files or folders that `list_sources` takes.
     output: a local folder, new or empty.
     retriever_type, settings: what `create` takes; dense.
     chunking: how documents are cut, or what of `Chunking()` is to be otherwise.
@@ -73,34 +53,54 @@ def prepare_knowledge_base(
     skip_bad: leave out, and count, what cannot be understood.
     progress: show bars on standard error.
 
-  Raises ValueError, with file and line, for what cannot be understood, and for two documents with one id;
-  FileExistsError if `output` holds a knowledge base that is not damaged and `sync` is not set; FolderError for a folder
-  of other files, or if the knowledge base was changed meanwhile; FolderInUseError while another process builds there.
+  Of a folder, files that are empty, binary or not UTF-8 are left out and counted as `bad`, and files of other types
+  are counted by suffix as `left_out`; `problems` tells of the first that are bad. What was not read keeps the documents
+  that a knowledge base which is synced has of it.
+
+  Raises ValueError, with file and line, for what cannot be understood, and for two documents with one id; OSError for
+  what the system does not let us read; FileExistsError if `output` holds a knowledge base that is not damaged and
+  `sync` is not set; FolderError for a folder of other files, or if the knowledge base was changed meanwhile;
+  FolderInUseError while another process builds there.
   """
   inputs = [documents] if isinstance(documents, (str, os.PathLike)) else list(documents)
-  root = Path(output).absolute()
-  _refuse_existing(root, output, sync)
+  root, left_out = Path(output).resolve(), LeftOut(skip_bad)
+  check_output(root)
   old = load(root) if sync and (root / MANIFEST).exists() else None
+  known = _must_not_change(root, output) if old is None else old._read
   retriever, chunking, near_duplicates = _plan(old, retriever_type, settings, chunking, near_duplicates)
   duplicates = Duplicates(near_duplicates)  # refuses what it cannot take before an encoder is loaded
-  sources = _sources(inputs)
-  retriever._read = {root: old._read[root]} if old is not None else _must_stay_free(root)
+  sources = list_sources(inputs, left_out)
+  retriever._read = dict(known)
   with _in_blocks(retriever, root, progress) as encoders:
-    by_hand = {} if old is None else {d.id: d for d in old.documents if FILE not in d.metadata}
-    kept, counts = _read(sources, chunking, _counter(chunking, encoders), duplicates, by_hand, skip_bad, progress)
+    held = {} if old is None else {d.id: d for d in old.documents if FILE not in d.metadata}
+    places = {id: "a document that was added by hand" for id in held}
+    count = length_counter(chunking, retriever)
+    kept, counts = read_chunks(sources, left_out, chunking, count, places, duplicates=duplicates, progress=progress)
+    if not kept:
+      raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
     if old is not None:
       _know(encoders, old)
-    retriever.add_documents([*kept, *by_hand.values()])
-    counts["embedded"] = _total(sum(part.encoder.embedded for part in encoders))  # type: ignore[attr-defined]
+      unread = (d for d in old.documents if d.id not in places and left_out.hides(d.metadata[FILE]))
+      held |= {document.id: document for document in unread}
+    retriever.add_documents([*kept, *held.values()])
+    embedded = _total(sum(part.encoder.embedded for part in encoders))  # type: ignore[attr-defined]
+    report = {**counts, **left_out.report()}
     retriever.build = {
       "chunking": dataclasses.asdict(chunking),
       "near_duplicates": near_duplicates,
-      "files": {name: files.digest(path) for name, path in sources.items()},
+      "files": _digests(sources, left_out, {} if old is None else old.build.get("files", {})),
       "encoders": [part.encoder.key for part in encoders],  # type: ignore[attr-defined]
-      "counts": {name: n for name, n in counts.items() if name != "embedded"},
+      "counts": {**counts, "bad": left_out.bad},
+      "left_out": report["left_out"],
     }
     _publish(retriever, root)
-  return {"documents": len(retriever), **counts}
+  return {"documents": len(retriever), **report, "embedded": embedded}
+
+
+def _digests(sources: Mapping[str, Source], left_out: LeftOut, before: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the digests of the files that were read, and those of earlier of what was not."""
+  read = {name: files.digest(source.path) for name, source in sources.items() if not left_out.hides(name)}
+  return {**{name: digest for name, digest in before.items() if left_out.hides(name)}, **read}
 
 
 def merge_knowledge_bases(
@@ -112,8 +112,8 @@ def merge_knowledge_bases(
   document that two of them have is taken once; all count as added by hand when the new one is synced. Raises ValueError
   for other types or settings, and for one id with two texts; FileExistsError if `output` holds a knowledge base.
   """
-  root = Path(output).absolute()
-  _refuse_existing(root, output, sync=False)
+  root = Path(output).resolve()
+  known = _must_not_change(root, output)
   parts = [load(folder) for folder in folders]
   first = parts[0]
   documents: dict[str, Document] = {}
@@ -122,11 +122,11 @@ def merge_knowledge_bases(
       raise ValueError(
         f"{folders[0]} is {first.name} {first.settings}, {folder} is {part.name} {part.settings}: build them alike"
       )
-    for document in map(without_origin, part.documents):
+    for document in map(by_hand, part.documents):
       if documents.setdefault(document.id, document) != document:
         raise ValueError(f"{folder} has another document with the id {document.id!r}; delete one of them first")
   merged = create(first.name, **first.settings)
-  merged._read = _must_stay_free(root)
+  merged._read = known
   with _in_blocks(merged, root, progress) as encoders:
     for part in parts:
       _know(encoders, part, fitted=part is first)
@@ -137,31 +137,16 @@ def merge_knowledge_bases(
   return len(merged)
 
 
-def dense_parts(retriever: BaseRetriever) -> list[DenseRetriever]:
-  """List the dense retrievers that a retriever is made of."""
-  own = [retriever] if isinstance(retriever, DenseRetriever) else []
-  return own + [found for part in retriever.parts for found in dense_parts(part)]
-
-
-def _is_there(root: Path) -> bool:
-  return (root / MANIFEST).exists()
-
-
-def _must_stay_free(root: Path) -> dict[Path, int]:
-  """Say that nobody else may publish in a folder before us; what is there is damaged and goes."""
-  return {} if _is_there(root) else {root: 0}
-
-
-def _refuse_existing(root: Path, output: str | os.PathLike, sync: bool) -> None:
-  """Raise FileExistsError for a knowledge base that a build would take away, unless it is damaged."""
-  check_ours(root)
-  if sync or not _is_there(root):
-    return
-  with contextlib.suppress(FolderError):
-    verified(root)
-    raise FileExistsError(
-      f"{output} holds a knowledge base already; --sync brings it up to date, or give another folder"
-    )
+def _must_not_change(root: Path, output: str | os.PathLike) -> dict[Path, str]:
+  """Return what a new knowledge base may take the place of: nothing, or one that is damaged. Raises FileExistsError."""
+  check_output(root)
+  if (root / MANIFEST).exists():
+    with contextlib.suppress(DamagedError):
+      verified(root)
+      raise FileExistsError(
+        f"{output} holds a knowledge base already; --sync brings it up to date, or give another folder"
+      )
+  return {root: version(root)}
 
 
 def _plan(
@@ -186,35 +171,34 @@ def _plan(
   return retriever, chunking, near
 
 
-def _sources(inputs: Sequence[str | os.PathLike]) -> dict[str, Path]:
-  found: dict[str, Path] = {}
-  for path in inputs:
-    for name, file in source_files(path).items():
-      if name in found:
-        raise ValueError(f"{found[name]} and {file} have the same name; give the folder that holds both")
-      found[name] = file
-  return found
-
-
 @contextlib.contextmanager
 def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator[list[DenseRetriever]]:
   """Let the dense parts of a retriever embed in blocks that are kept until it is published; yield those parts.
 
   One process at a time builds in a folder, beside the other hosts of the same build.
   """
-  folder, encoders = root / UNFINISHED, dense_parts(retriever)
+  folder, encoders, is_new = root / UNFINISHED, dense_parts(retriever), not root.exists()
   folder.mkdir(parents=True, exist_ok=True)
   advice = "wait for it to end, or give another folder"
   with contextlib.ExitStack() as stack:
     with _on_host_0("could not begin to build"):
       if jax.process_index() == 0:
         stack.enter_context(files.lock_folder(folder, advice))
+        stack.push(lambda kind, *_: _discard(folder, is_new) if kind else None)
         if not all(is_known(part.encoder) for part in encoders):  # a function may be another one than last time
           for block in folder.glob("*.npy"):
             block.unlink()
     for part in encoders:
       part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], folder, progress=progress)
     yield encoders
+
+
+def _discard(folder: Path, is_new: bool) -> None:
+  """Take away what a build that failed before it has embedded anything has made."""
+  if folder.is_dir():
+    discard_lock(folder, is_new=True)
+  if is_new and not any(folder.parent.iterdir()):
+    folder.parent.rmdir()
 
 
 def _publish(retriever: BaseRetriever, root: Path) -> None:
@@ -245,82 +229,6 @@ def _on_host_0(failure: str) -> Iterator[None]:
 
 def _total(n: int) -> int:
   return int(np.sum(multihost_utils.process_allgather(np.array(n)))) if jax.process_count() > 1 else n
-
-
-def _counter(chunking: Chunking, encoders: Sequence[DenseRetriever]) -> Callable[[Sequence[str]], Sequence[int]]:
-  """Return what says how long texts are."""
-  if chunking.unit == "word" or not chunking.size:
-    return count_words
-  tokenizer = next(
-    (part.encoder.encoder.tokenizer for part in encoders if hasattr(part.encoder.encoder, "tokenizer")), None
-  )  # type: ignore[attr-defined]
-  if tokenizer is None:
-    raise ValueError("chunks are counted in tokens of the encoder, and this retriever has none: count words")
-  encode_batch = getattr(tokenizer, "encode_batch", None) or (lambda texts: [tokenizer.encode(text) for text in texts])
-  return lambda texts: [len(ids) for ids in encode_batch(texts)]
-
-
-def _read(
-  sources: dict[str, Path],
-  chunking: Chunking,
-  count: Callable[[Sequence[str]], Sequence[int]],
-  duplicates: Duplicates,
-  by_hand: Mapping[str, Document],
-  skip_bad: bool,
-  progress: bool,
-) -> tuple[list[Document], Counter[str]]:
-  """Read all files; return the chunks that are left, and how many files, documents and chunks there were."""
-  counts = Counter({"files": len(sources), "read": 0, "chunks": 0, "duplicates": 0, "bad": 0})
-  places = {id: "a document that was added by hand" for id in by_hand}
-  kept: list[Document] = []
-
-  def failed(error: ValueError) -> None:
-    if not skip_bad:
-      raise error
-    counts["bad"] += 1
-    if counts["bad"] <= 5:
-      print(f"left out: {error}", file=sys.stderr)
-
-  with tqdm(unit="doc", desc="reading", disable=not progress, mininterval=0.5) as bar:
-    for name, path in sources.items():
-      for found in read_source(name, path, failed):
-        chunks = list(_chunks(found, name, chunking, count))
-        ids = dict.fromkeys([found.document.id, *(document.id for document in chunks)])
-        if taken := next((id for id in ids if id in places), None):
-          failed(ValueError(f"{found.place}: the id {taken!r} is that of {places[taken]}; ids must be unique"))
-          continue
-        places |= dict.fromkeys(ids, found.place)
-        counts["read"] += 1
-        bar.update()
-        for document in chunks:
-          counts["chunks"] += 1
-          if duplicates.first(document.id, document.text) is None:
-            kept.append(document)
-          else:
-            counts["duplicates"] += 1
-  if not kept:
-    raise ValueError(f"{', '.join(sources)}: no document is left; {counts['bad']} could not be understood")
-  return kept, counts
-
-
-def _chunks(
-  found: Found, name: str, chunking: Chunking, count: Callable[[Sequence[str]], Sequence[int]]
-) -> Iterator[Document]:
-  document = without_origin(found.document)
-  metadata = {**document.metadata, FILE: name}
-  spans = []
-  if chunking.size:
-    spans = chunk(document.content, chunking.size, chunking.overlap, method=chunking.method, count=count)
-  if len(spans) < 2:
-    yield dataclasses.replace(document, metadata=metadata)
-    return
-  for number, span in enumerate(spans):
-    yield dataclasses.replace(
-      document,
-      id=f"{document.id}#{number}",
-      content=document.content[span.start : span.end].strip(),
-      metadata={**metadata, PART: number},
-    )
 
 
 def _know(encoders: Sequence[DenseRetriever], old: BaseRetriever, *, fitted: bool = True) -> None:

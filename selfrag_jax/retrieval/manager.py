@@ -3,15 +3,15 @@
 import copy
 import json
 import os
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from selfrag_jax import files
 from selfrag_jax.memory.records import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.document import Document, without_origin
-from selfrag_jax.retrieval.sources import read_source, source_files
+from selfrag_jax.retrieval.listing import LeftOut, list_sources
+from selfrag_jax.retrieval.reading import Chunking, by_hand, length_counter, read_chunks, whole_id
 
 POSITIONS = ("before_user", "after_system")
 
@@ -79,12 +79,45 @@ class RetrievalManager:
 
   def add_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
     """Add documents, or what `Document.to_dict` gives, and return how many. ValueError for an id that is taken."""
-    given = (d if isinstance(d, Document) else Document.from_dict(d) for d in documents)
-    return self.retriever.add_documents(map(without_origin, given))
+    return self.retriever.add_documents(_documents(documents))
 
-  def save_knowledge_base(self, path: str | os.PathLike) -> None:
-    """Keep documents and index in a folder; the old one or the new, whenever it is killed."""
-    self.retriever.save(path)
+  def upsert_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
+    """Add documents in place of those with their ids, chunks included, and return how many; all or none of them."""
+    return self._replace(_documents(documents))
+
+  def add_files(
+    self, paths: Sequence[str | os.PathLike], *, upsert: bool = False, skip_bad: bool = False
+  ) -> dict[str, Any]:
+    """Add the documents of files, cut as the knowledge base was built, and return what was read and `added`.
+
+    upsert: they take the place of those that have their ids. skip_bad: leave out, and count, what cannot be understood.
+    Raises like `list_sources` and `read_source`; ValueError for an id that is taken. Nothing is added then.
+    """
+    left_out, held = LeftOut(skip_bad), self.retriever.documents
+    # one that was made by hand, or merged, has never been cut
+    chunking = Chunking(**self.retriever.build.get("chunking", {"size": 0}))
+    taken = () if upsert else {id for document in held for id in (document.id, whole_id(document))}
+    places = dict.fromkeys(taken, "a document of the knowledge base, which only upsert (--upsert) replaces")
+    count = length_counter(chunking, self.retriever)
+    sources = list_sources(paths, left_out)
+    chunks, counts = read_chunks(sources, left_out, chunking, count, places, progress=False)
+    new = list(map(by_hand, chunks))
+    added = self._replace(new) if upsert else self.retriever.add_documents(new)
+    return {"added": added, **counts, **left_out.report()}
+
+  def _replace(self, new: Sequence[Document]) -> int:
+    ids, wholes = {document.id for document in new}, set(map(whole_id, new))
+    stale = [d.id for d in self.retriever.documents if whole_id(d) in wholes and d.id not in ids]
+    replaced = self.retriever.upsert_documents(new)
+    self.retriever.delete(stale)
+    return replaced
+
+  def save_knowledge_base(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
+    """Keep documents and index in a folder; the old one or the new, whenever it is killed.
+
+    Raises FileExistsError, unless `overwrite` is set, for a folder with another knowledge base than the one opened.
+    """
+    self.retriever.save(path, overwrite=overwrite)
 
   def load_knowledge_base(self, path: str | os.PathLike) -> None:
     """Open another knowledge base in place of this one. Raises like the constructor."""
@@ -96,6 +129,9 @@ class RetrievalManager:
     files.write_bytes_atomic(path, "".join(lines).encode())
 
   def load_jsonl(self, path: str | os.PathLike) -> int:
-    """Add the documents of a file, as `source_files` takes them, and return how many. Raises like `read_source`."""
-    found = [each.document for name, file in source_files(path).items() for each in read_source(name, Path(file))]
-    return self.add_documents(found)
+    """Add the documents of a file or folder as `add_files` does, and return how many."""
+    return self.add_files([path])["added"]
+
+
+def _documents(given: Iterable[Document | Mapping[str, Any]]) -> list[Document]:
+  return [without_origin(d if isinstance(d, Document) else Document.from_dict(d)) for d in given]

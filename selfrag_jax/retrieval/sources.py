@@ -12,7 +12,6 @@ its id is the path.
 """
 
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +32,15 @@ BREAKING_TAGS = {
   *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption", "caption"),
 }
 
+DEEPEST = 50  # levels of metadata: far from where reading or writing JSON ends in a RecursionError
+
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 _BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r" ?\n ?")
+
+
+class NotTextError(ValueError):
+  """What a file says is not known: it is binary, in another encoding than UTF-8, or cannot be parsed."""
 
 
 class Found(NamedTuple):
@@ -45,36 +50,11 @@ class Found(NamedTuple):
   place: str
 
 
-def source_files(path: str | os.PathLike) -> dict[str, Path]:
-  """Map names to the files of a folder, however deep, that can be read, in order; a file alone has its own name.
-
-  Hidden files and folders are left out. Raises FileNotFoundError where there is none, ValueError for a link that leads
-  out of the folder, and for a file of another kind that was named itself.
-  """
-  root = Path(path)
-  if root.is_file():
-    if root.suffix.lower() not in READERS:
-      raise ValueError(f"{root} ends in {root.suffix!r}; documents end in {', '.join(READERS)}")
-    return {root.name: root}
-  found = {}
-  inside = root.resolve()
-  for file in sorted(root.rglob("*")):
-    name = file.relative_to(root)
-    if any(part.startswith(".") for part in name.parts) or not file.is_file() or file.suffix.lower() not in READERS:
-      continue
-    if not file.resolve().is_relative_to(inside):
-      raise ValueError(f"{file} is a link that leads out of {root}; copy the file, or name it itself")
-    found[name.as_posix()] = file
-  if not found:
-    raise FileNotFoundError(f"{path} holds no documents; give a file or a folder of {', '.join(READERS)}")
-  return found
-
-
 def read_source(name: str, path: Path, failed: Callable[[ValueError], None] | None = None) -> Iterator[Found]:
   """Yield the documents of a file, cleaned; their `source` is its name unless they have one.
 
-  Raises ValueError, with file and line, for what is no document or has no text; `failed` hears of it instead, if given,
-  and the next line is read.
+  Raises ValueError, with file and line, for what is no document or has no text (NotTextError for a whole file that is
+  not even text); `failed` hears of it instead, if given, and the next line is read.
   """
   yield from READERS[path.suffix.lower()](name, path, failed or _raise)
 
@@ -94,6 +74,19 @@ def is_utf8(text: str) -> bool:
   except UnicodeEncodeError:
     return False
   return True
+
+
+def printable(text: str) -> str:
+  """Return a text for a line of a terminal: what would move the cursor, or is no character, stands as its escape."""
+  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+  """Tell whether lists and objects are nested in more than so many levels, without a call for each."""
+  level = [value]
+  for _ in range(levels):
+    level = [x for v in level if isinstance(v, (list, dict)) for x in (v.values() if isinstance(v, dict) else v)]
+  return bool(level)
 
 
 def _raise(error: ValueError) -> None:
@@ -117,7 +110,7 @@ def _document(record: Mapping[str, Any], default_id: str, source: str) -> Docume
   title = next((rest.pop(field) for field in TITLES if rest.get(field) is not None), "")
   named = next((field for field in TEXTS if field in rest), None)
   if named is None:
-    raise ValueError(f"no text: one of {', '.join(TEXTS)} is needed, there are {', '.join(sorted(record))}")
+    raise ValueError(f"no text: one of {', '.join(TEXTS)} is needed, there are {', '.join(sorted(record))[:200]}")
   text = rest.pop(named)
   if isinstance(text, list) and all(isinstance(part, str) for part in text):
     text = "\n".join(part.strip() for part in text)
@@ -135,7 +128,9 @@ def _document(record: Mapping[str, Any], default_id: str, source: str) -> Docume
   if given is not None and not isinstance(given, dict):
     raise ValueError(f"metadata is {json.dumps(given)[:60]}, it must be an object")
   source = rest.pop("source", None) or source
-  if not is_utf8(json.dumps([id, source, rest, given], ensure_ascii=False)):
+  if _is_deeper([rest, given], DEEPEST):
+    raise ValueError(f"metadata is nested more than {DEEPEST} deep; leave that out")
+  if not is_utf8(json.dumps([id, source, rest, given], ensure_ascii=False, allow_nan=False)):
     raise ValueError("id, source or metadata have half a surrogate pair, which UTF-8 cannot hold")
   rest.pop("score", None)  # of a search that somebody has saved
   return Document(str(id), clean(title), text, {**rest, **(given or {})}, source=source)
@@ -148,14 +143,12 @@ def _whole(read: Callable[[str, str], tuple[str, str]]) -> Callable[..., Iterato
     try:
       data = path.read_bytes()
       if b"\0" in data:
-        raise ValueError(f"{path} is no text: it has zero bytes, as binary files do")
+        raise NotTextError(f"{path} is no text: it has zero bytes, as binary files do")
       try:
         text = data.decode("utf-8-sig")
       except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {line}: {error}; save the file as UTF-8") from None
-      if not is_utf8(name):
-        raise ValueError(f"the name of {name!r} is not UTF-8; rename the file")
+        raise NotTextError(f"{path}, line {line}: {error}; save the file as UTF-8") from None
       title, content = read(name, text)
       if not (content := clean(content)):
         raise ValueError(f"{path} is empty; leave it out")
@@ -182,7 +175,7 @@ def _html(name: str, text: str) -> tuple[str, str]:
     parser.feed(text)
     parser.close()
   except AssertionError as error:  # what html.parser raises for a declaration that it does not know
-    raise ValueError(f"{name} is no HTML that can be read: {error}") from None
+    raise NotTextError(f"{name} is no HTML that can be read: {error}") from None
   return "".join(parser.title).strip() or Path(name).stem, "".join(parser.parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from selfrag_jax.retrieval.__main__ import main
-from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.beir import EXAMPLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,10 +138,102 @@ def test_a_damaged_folder_is_one_line(kb, capsys, command, spoil, message):
   assert printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["nowhere", "file.txt", "folder"])
+@pytest.mark.parametrize("command", ["search q", "inspect", "validate", "delete --id x", "add --documents a.jsonl"])
+def test_what_is_no_knowledge_base_stays_as_it_is(tmp_path, monkeypatch, capsys, name, command):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "folder").mkdir()
+  for file in ("folder/mine.txt", "file.txt", "a.jsonl"):
+    (tmp_path / file).write_text('{"text": "x"}')
+  before = sorted(tmp_path.rglob("*"))
+  assert run(*command.split(), "--knowledge_base", name) == 1
+  printed = capsys.readouterr().err
+  assert f"{name} has no manifest.json: it is no knowledge base" in printed
+  assert printed.count("\n") == 1
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+  ("arguments", "code", "message"),
+  [
+    (["search", "q", "--top_k", "0"], 2, "argument --top_k: 0 must be at least 1"),
+    (["search", "q", "--top_k", "-1"], 2, "argument --top_k: -1 must be at least 1"),
+    (["search", "q", "--top_k", "many"], 2, "argument --top_k: invalid"),
+    (["search", ""], 1, "error: a query is empty"),
+    (["search", "q", "  "], 1, "error: a query is empty"),
+    (["validate", "--sample", "-3"], 2, "argument --sample: -3 must be at least 1"),
+    (["add", "--documents", "nowhere.jsonl"], 1, "error: nowhere.jsonl does not exist"),
+    (["delete"], 1, "error: delete takes ids or where"),
+    (["search", "q", "--topk", "3"], 2, "unrecognized arguments: --topk"),
+  ],
+)
+def test_what_a_knowledge_base_cannot_do_is_said_in_words(empty_kb, capsys, arguments, code, message):
+  try:
+    ended = run(*arguments, "--knowledge_base", empty_kb)
+  except SystemExit as stopped:
+    ended = stopped.code
+  printed = capsys.readouterr().err
+  assert ended == code
+  assert message in printed
+  assert "Traceback" not in printed
+
+
+@pytest.fixture(scope="module")
+def empty_kb(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("kb")
+  create("simple").save(folder)
+  return folder
+
+
+def test_as_many_as_there_are_is_the_most_that_is_found(kb, capsys):
+  capsys.readouterr()
+  assert run("search", "--knowledge_base", kb, "capital", "--top_k", 10**9, "--json") == 0
+  assert len(json.loads(capsys.readouterr().out)[0]["documents"]) == 254
+
+
+def test_an_upsert_replaces_and_an_add_says_so(tmp_path, kb, capsys):
+  (tmp_path / "new.jsonl").write_text('{"id": "capital-oslo", "text": "Oslo has a new opera."}\n')
+  assert run("add", "--knowledge_base", kb, "--documents", tmp_path / "new.jsonl") == 1
+  assert "line 1: the id 'capital-oslo' is that of a document of the knowledge base, which only upsert (--upsert)" in (
+    capsys.readouterr().err
+  )
+  assert run("add", "--knowledge_base", kb, "--documents", tmp_path / "new.jsonl", "--upsert") == 0
+  assert "documents 254, added 1, files 1, read 1" in capsys.readouterr().out
+  assert load(kb).get("capital-oslo").content == "Oslo has a new opera."
+
+
+def test_escape_sequences_of_documents_do_not_reach_the_terminal(tmp_path, capsys):
+  (tmp_path / "a.jsonl").write_text(json.dumps({"id": "a\x1b[31m\n", "title": "t", "text": "zebra"}) + "\n")
+  assert run("--documents", tmp_path / "a.jsonl", "--output", tmp_path / "kb", "--type", "simple", "--quiet") == 0
+  assert run("search", "--knowledge_base", tmp_path / "kb", "zebra\x1b[2J") == 0
+  assert run("inspect", "--knowledge_base", tmp_path / "kb") == 0
+  assert run("delete", "--knowledge_base", tmp_path / "kb", "--id", "\x1b[2J") == 1
+  printed = "".join(capsys.readouterr())
+  assert "\x1b" not in printed
+  assert "a\\x1b[31m" in printed
+
+
+def test_an_output_that_cannot_be_is_said_before_anything_is_read(tmp_path, kb, capsys, monkeypatch):
+  (tmp_path / "file").write_text("mine")
+  monkeypatch.setattr("selfrag_jax.retrieval.knowledge_base.read_chunks", None)
+  monkeypatch.setattr("selfrag_jax.retrieval.knowledge_base.load", None)
+  for command in (BUILD, ("merge", kb, kb)):
+    for output in ("file", "file/kb"):
+      assert run(*command, "--output", tmp_path / output) == 1
+      assert "is a file or a broken link; give another one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--documents", "nowhere", "--output", "x"], "nowhere holds no documents"),
+    (["--documents", "nowhere", "--output", "x"], "nowhere does not exist"),
+    (["--documents", EXAMPLE, "--output", "x", "--chunk_size", "-5"], "size = -5 must be at least 1"),
+    (
+      ["--documents", EXAMPLE, "--output", "x", "--chunk_overlap", "500"],
+      "size = 180 must be at least 1, overlap = 500",
+    ),
+    (["--documents", EXAMPLE, "--output", "x", "--chunk_size", "0", "--chunk_overlap", "-1"], "overlap = -1"),
+    (["--documents", EXAMPLE, "--output", "x", "--near_duplicates", "nan"], "must be in (0, 1]"),
     (["--documents", EXAMPLE, "--output", "x", "--type", "dens"], "no retriever is called 'dens'; one of bm25, dense"),
     (
       ["--documents", EXAMPLE, "--output", "x", "--type", "bm25", "--model", "token-bag"],

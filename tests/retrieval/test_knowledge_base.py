@@ -17,13 +17,9 @@ from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, Document
 from selfrag_jax.retrieval.embedding import BlockEncoder
 from selfrag_jax.retrieval.folder import FolderError
-from selfrag_jax.retrieval.knowledge_base import (
-  UNFINISHED,
-  Chunking,
-  merge_knowledge_bases,
-  prepare_knowledge_base,
-)
+from selfrag_jax.retrieval.knowledge_base import UNFINISHED, merge_knowledge_bases, prepare_knowledge_base
 from selfrag_jax.retrieval.manager import RetrievalManager
+from selfrag_jax.retrieval.reading import Chunking
 
 ANIMALS = ("zebra", "otter", "heron", "badger", "lynx", "marten", "stoat")
 WORDS = (*ANIMALS, "river", "forest", "marsh", "desert", "harbor", "glacier", "village")
@@ -68,7 +64,7 @@ def test_files_are_read_cut_and_found(tmp_path):
   retriever = load(tmp_path / "kb")
   assert report == {
     "documents": len(retriever), "files": 8, "read": 8, "chunks": 11, "duplicates": 0, "bad": 0,
-    "embedded": len(retriever),
+    "left_out": {}, "problems": [], "embedded": len(retriever),
   }  # fmt: skip
   parts = [document for document in retriever.documents if document.metadata[FILE] == "long.md"]
   assert [document.id for document in parts] == [f"long.md#{i}" for i in range(len(parts))]
@@ -249,15 +245,13 @@ def test_changes_of_another_process_are_not_lost(tmp_path):
 
 def test_a_build_that_another_overtook_publishes_nothing(tmp_path, monkeypatch):
   source = write_files(tmp_path / "source")
-  read = knowledge_base._read
+  read = knowledge_base.read_chunks
 
-  def overtaken(*arguments):
-    with monkeypatch.context() as patch:
-      patch.setattr(knowledge_base, "_read", read)
-      DenseRetriever(**BAG).save(tmp_path / "kb")
-    return read(*arguments)
+  def overtaken(*arguments, **options):
+    DenseRetriever(**BAG).save(tmp_path / "kb")
+    return read(*arguments, **options)
 
-  monkeypatch.setattr(knowledge_base, "_read", overtaken)
+  monkeypatch.setattr(knowledge_base, "read_chunks", overtaken)
   with pytest.raises(FolderError, match="changed by another process"):
     prepare(source, tmp_path / "kb")
   assert len(load(tmp_path / "kb")) == 0

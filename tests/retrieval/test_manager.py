@@ -1,11 +1,13 @@
 """The manager puts what it retrieves into conversations and leaves the conversations that it was given alone."""
 
 import copy
+import json
 
 import pytest
 
 from selfrag_jax.retrieval.beir import EXAMPLE
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.text.chat import COMPACT, render_conversation
 from selfrag_jax.text.tokenizer import ByteTokenizer
@@ -83,3 +85,60 @@ def test_knowledge_bases_and_lines_come_back(manager, tmp_path):
   assert other.retriever.get("capital-paris") == opened.retriever.get("capital-paris")
   other.load_knowledge_base(tmp_path / "kb")
   assert other.retrieve("Seine") == found
+
+
+LONG = " ".join(f"Sentence number {i} speaks of a walrus." for i in range(12))
+
+
+@pytest.fixture
+def cut(tmp_path):
+  """A manager of a knowledge base that was built in chunks of 16 words, with `long` in seven of them."""
+  (tmp_path / "a.jsonl").write_text(json.dumps({"id": "long", "title": "T", "text": LONG}) + "\n")
+  options = {"chunking": {"size": 16, "overlap": 4, "method": "word"}, "progress": False}
+  prepare_knowledge_base(tmp_path / "a.jsonl", tmp_path / "kb", "bm25", **options)
+  return RetrievalManager(knowledge_base_path=tmp_path / "kb")
+
+
+def ids(manager):
+  return [document.id for document in manager.retriever.documents]
+
+
+def test_files_are_added_in_the_chunks_of_the_build(cut, tmp_path):
+  built = [document.content for document in cut.retriever.documents]
+  assert len(built) == 7
+  (tmp_path / "more.jsonl").write_text(json.dumps({"id": "more", "title": "T", "text": LONG}) + "\n")
+  report = cut.add_files([tmp_path / "more.jsonl"])
+  assert (report["added"], report["read"]) == (7, 1)
+  assert [d.content for d in cut.retriever.documents[7:]] == built
+  assert ids(cut)[7:] == [f"more#{i}" for i in range(7)]
+  cut.save_knowledge_base(tmp_path / "kb")
+  prepare_knowledge_base(tmp_path / "a.jsonl", tmp_path / "kb", sync=True, progress=False)
+  kept = RetrievalManager(knowledge_base_path=tmp_path / "kb")
+  assert set(ids(kept)) == set(ids(cut))  # it was added by hand
+
+
+def test_what_is_there_is_replaced_only_by_an_upsert(cut, tmp_path):
+  (tmp_path / "b.jsonl").write_text('{"id": "new", "text": "an otter"}\n{"id": "long", "text": "a heron"}\n')
+  before = ids(cut)
+  with pytest.raises(ValueError, match=r"b\.jsonl, line 2: the id 'long' is that of .*--upsert"):
+    cut.add_files([tmp_path / "b.jsonl"])
+  assert ids(cut) == before
+  with pytest.raises(ValueError, match="the id 'long#0' is taken; upsert_documents replaces it"):
+    cut.add_documents([{"id": "long#0", "content": "x"}])
+  assert cut.add_files([tmp_path / "b.jsonl"], upsert=True)["added"] == 2
+  assert ids(cut) == ["new", "long"]  # no chunk of the old text is left
+  assert [d.content for d in cut.retrieve("heron")] == ["a heron"]
+  assert cut.retrieve("walrus") == []
+
+
+def test_upserting_a_document_replaces_its_chunks(cut):
+  assert cut.upsert_documents([Document("long", content="a heron"), {"id": "x", "content": "an otter"}]) == 2
+  assert ids(cut) == ["long", "x"]
+
+
+def test_bad_files_of_a_folder_are_counted_when_it_is_added(cut, tmp_path):
+  (tmp_path / "docs").mkdir()
+  for name, data in (("fine.txt", b"otter"), ("latin.txt", b"caf\xe9"), ("x.pdf", b"")):
+    (tmp_path / "docs" / name).write_bytes(data)
+  report = cut.add_files([tmp_path / "docs"])
+  assert (report["added"], report["bad"], report["left_out"]) == (1, 1, {".pdf": 1})

@@ -117,6 +117,37 @@ def test_ids_are_taken_once(retriever):
   assert "zebra-marsh" in retriever
 
 
+def test_an_upsert_replaces(retriever):
+  before = len(retriever)
+  new = [Document("zebra-marsh", content="a quokka"), Document("fresh", content="a quokka too")]
+  assert retriever.upsert_documents(new) == 2
+  assert len(retriever) == before + 1
+  assert {d.id for d in retriever.retrieve("quokka", 2)} == {"zebra-marsh", "fresh"}
+  assert retriever.get("zebra-marsh").content == "a quokka"
+  with pytest.raises(ValueError, match="two documents have the id 'x'"):
+    retriever.upsert_documents([Document("x"), Document("x")])
+
+
+def test_an_upsert_that_fails_changes_nothing(retriever, monkeypatch):
+  documents, found = retriever.documents, retriever.retrieve("zebra marsh", 3)
+  monkeypatch.setattr(DenseRetriever, "_embed", fail)
+  monkeypatch.setattr(SimpleRetriever, "_add", fail)
+  monkeypatch.setattr(BM25Retriever, "_add", fail)
+  with pytest.raises(OSError, match="the encoder is gone"):
+    retriever.upsert_documents([Document("fresh"), Document("zebra-marsh", content="a quokka")])
+  monkeypatch.undo()
+  assert retriever.documents == documents
+  assert retriever.retrieve("zebra marsh", 3) == found
+
+
+def fail(self, *_):
+  raise OSError("the encoder is gone")
+
+
+def test_more_than_there_is_may_be_asked_for(retriever):
+  assert len(retriever.retrieve("zebra", 10**30)) == len(retriever.retrieve("zebra", len(retriever)))
+
+
 def test_a_folder_gives_the_same_results(retriever, tmp_path):
   retriever.retrieve("zebra", 1)
   retriever.delete("zebra-marsh")

@@ -1,11 +1,15 @@
 """Files become documents, whatever their layout; what is no document is named by file and line."""
 
 import json
+import re
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from selfrag_jax import files
-from selfrag_jax.retrieval.sources import clean, read_source, source_files
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.sources import clean, read_source
 
 
 def read(path, **options):
@@ -115,25 +119,46 @@ def test_a_line_of_many_megabytes_is_named(tmp_path):
   assert len(errors) == 1
 
 
-def test_folders_are_walked_in_order_without_hidden_files(tmp_path):
-  for name in ("b.txt", "a/z.md", "a/b/c.HTML", ".git/x.txt", "a/.hidden.txt", "image.png"):
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("text")
-  assert list(source_files(tmp_path)) == ["a/b/c.HTML", "a/z.md", "b.txt"]
-  assert list(source_files(tmp_path / "b.txt")) == ["b.txt"]
-  with pytest.raises(ValueError, match=r"image\.png ends in '\.png'; documents end in \.jsonl"):
-    source_files(tmp_path / "image.png")
-  with pytest.raises(FileNotFoundError, match="nowhere holds no documents"):
-    source_files(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    (b"[" * 100_000, "nested too deep"),
+    (b'{"text": "x", "by": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+    (b'{"text": "x", "by": ' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}", "nested more than 50 deep"),
+    (b'{"text": "x", "by": NaN}', "not JSON compliant"),
+    (b'{"text": "x", "metadata": {"by": [-1e999]}}', "not JSON compliant"),
+    (b'{"text": "x", "by": ' + b"7" * 5000 + b"}", "4300 digits"),
+    (b'{"id": true, "text": "x"}', "id is true, it must be a text"),
+    (b'{"id": null, "text": "x"}', "id is null, it must be a text"),
+  ],
+)
+def test_absurd_lines_are_named_or_left_out(tmp_path, line, message):
+  path = tmp_path / "a.jsonl"
+  path.write_bytes(b'{"text": "fine"}\n' + line + b'\n{"text": "fine"}\n')
+  with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: .*{message}"):
+    read(path)
+  errors = []
+  assert len(read(path, failed=errors.append)) == 2
+  assert len(errors) == 1
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path):
-  (tmp_path / "secret.txt").write_text("secret")
-  inside = tmp_path / "inside"
-  inside.mkdir()
-  (inside / "fine.txt").write_text("fine")
-  (inside / "alias.txt").symlink_to(inside / "fine.txt")
-  assert list(source_files(inside)) == ["alias.txt", "fine.txt"]
-  (inside / "leak.txt").symlink_to(tmp_path / "secret.txt")
-  with pytest.raises(ValueError, match=r"leak\.txt is a link that leads out of"):
-    source_files(inside)
+VALUES = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=[])),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+  max_leaves=8,
+)
+NAMES = st.sampled_from(["id", "_id", "title", "text", "content", "contents", "metadata", "source", "score", "year"])
+LINES = st.binary(max_size=60) | st.dictionaries(NAMES | st.text(max_size=3), VALUES, max_size=6).map(
+  lambda record: json.dumps({"text": "some text", **record}).encode()
+)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LINES)
+def test_any_line_is_a_document_or_an_error_with_file_and_line(tmp_path, line):
+  path, errors = tmp_path / "a.jsonl", []
+  path.write_bytes(line)
+  for document in read(path, failed=errors.append):
+    kept = json.loads(json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).encode())
+    assert Document.from_dict(kept) == document
+  assert all(re.match(rf"{re.escape(str(path))}, line [0-9]+: .", str(error)) for error in errors)

@@ -1,0 +1,115 @@
+"""Documents of files, cut as a knowledge base is built: what `build` and `add` have in common."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from selfrag_jax.retrieval.base import BaseRetriever
+from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.retrieval.document import FILE, PART, Document, without_origin
+from selfrag_jax.retrieval.duplicates import Duplicates
+from selfrag_jax.retrieval.listing import LeftOut, Source, read_file
+from selfrag_jax.text.chunking import Method, chunk, count_words
+
+Count = Callable[[Sequence[str]], Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunking:
+  """How documents are cut: into chunks of at most `size` words or tokens of the encoder; `size` 0 leaves them whole."""
+
+  size: int = 180  # words, of which all-MiniLM-L6-v2 reads about 190
+  overlap: int = 0
+  method: Method = "recursive"
+  unit: Literal["word", "token"] = "word"
+
+  def __post_init__(self):
+    """Raises ValueError for what does not fit."""
+    if self.unit not in ("word", "token"):
+      raise ValueError(f"the unit of chunks is {self.unit!r}; one of word, token")
+    chunk("", self.size or self.overlap + 1, self.overlap, method=self.method)
+
+
+def read_chunks(
+  sources: Mapping[str, Source],
+  left_out: LeftOut,
+  chunking: Chunking,
+  count: Count,
+  places: dict[str, str],
+  *,
+  duplicates: Duplicates | None = None,
+  progress: bool = True,
+) -> tuple[list[Document], Counter[str]]:
+  """Read files; return the chunks that repeat no other, and how many files, documents and chunks there were.
+
+  `places` says where each id was found that is taken already; those that are found here are put in. Raises like
+  `read_source`, and for an id that is taken.
+  """
+  counts, kept = Counter({"files": len(sources), "read": 0, "chunks": 0, "duplicates": 0}), []
+  with tqdm(unit="doc", desc="reading", disable=not progress, mininterval=0.5) as bar:
+    for name, source in sources.items():
+      for found in read_file(name, source, left_out):
+        chunks = list(_cut(found.document, name, chunking, count))
+        ids = dict.fromkeys([found.document.id, *(document.id for document in chunks)])
+        if taken := next((id for id in ids if id in places), None):
+          left_out.add(ValueError(f"{found.place}: the id {taken!r} is that of {places[taken]}; ids must be unique"))
+          continue
+        places |= dict.fromkeys(ids, found.place)
+        counts["read"] += 1
+        bar.update()
+        for document in chunks:
+          counts["chunks"] += 1
+          if duplicates is None or duplicates.first(document.id, document.text) is None:
+            kept.append(document)
+          else:
+            counts["duplicates"] += 1
+  return kept, counts
+
+
+def _cut(document: Document, name: str, chunking: Chunking, count: Count) -> Iterator[Document]:
+  document = without_origin(document)
+  metadata = {**document.metadata, FILE: name}
+  spans = []
+  if chunking.size:
+    spans = chunk(document.content, chunking.size, chunking.overlap, method=chunking.method, count=count)
+  if len(spans) < 2:
+    yield dataclasses.replace(document, metadata=metadata)
+    return
+  for number, span in enumerate(spans):
+    yield dataclasses.replace(
+      document,
+      id=f"{document.id}#{number}",
+      content=document.content[span.start : span.end].strip(),
+      metadata={**metadata, PART: number},
+    )
+
+
+def by_hand(document: Document) -> Document:
+  """Return a document that belongs to no file of a build, so that bringing it up to date leaves it there."""
+  return dataclasses.replace(document, metadata={k: v for k, v in document.metadata.items() if k != FILE})
+
+
+def whole_id(document: Document) -> str:
+  """Return the id of the document that a chunk was cut from; that of a whole document is its own."""
+  return document.id.rpartition("#")[0] if PART in document.metadata else document.id
+
+
+def dense_parts(retriever: BaseRetriever) -> list[DenseRetriever]:
+  """List the dense retrievers that a retriever is made of."""
+  own = [retriever] if isinstance(retriever, DenseRetriever) else []
+  return own + [found for part in retriever.parts for found in dense_parts(part)]
+
+
+def length_counter(chunking: Chunking, retriever: BaseRetriever) -> Count:
+  """Return what says how long texts are. Raises ValueError if tokens are counted and no encoder has a tokenizer."""
+  if chunking.unit == "word" or not chunking.size:
+    return count_words
+  tokenizers: list[Any] = [getattr(part.encoder, "tokenizer", None) for part in dense_parts(retriever)]
+  tokenizer = next(filter(None, tokenizers), None)
+  if tokenizer is None:
+    raise ValueError("chunks are counted in tokens of the encoder, and this retriever has none: count words")
+  encode_batch = getattr(tokenizer, "encode_batch", None) or (lambda texts: [tokenizer.encode(text) for text in texts])
+  return lambda texts: [len(ids) for ids in encode_batch(texts)]

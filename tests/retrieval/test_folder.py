@@ -1,0 +1,113 @@
+"""A knowledge base takes the place of nothing but itself, and a folder that is none stays as it is."""
+
+import json
+import os
+
+import pytest
+
+from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.folder import FolderError
+from selfrag_jax.retrieval.manager import RetrievalManager
+from selfrag_jax.retrieval.simple import SimpleRetriever
+
+
+def made(*ids):
+  retriever = SimpleRetriever()
+  retriever.add_documents([Document(id, content=f"text {id}") for id in ids])
+  return retriever
+
+
+def ids(folder):
+  return [document.id for document in load(folder).documents]
+
+
+def test_another_knowledge_base_is_not_replaced(tmp_path):
+  first = made("a")
+  first.save(tmp_path / "kb")
+  with pytest.raises(FileExistsError, match=r"kb holds another knowledge base; .* or replace it with overwrite=True"):
+    made("b").save(tmp_path / "kb")
+  manager = RetrievalManager("simple")
+  with pytest.raises(FileExistsError, match="holds another knowledge base"):
+    manager.save_knowledge_base(tmp_path / "kb")
+  assert ids(tmp_path / "kb") == ["a"]
+  first.add_documents([Document("c")])
+  first.save(tmp_path / "kb")  # it was saved there
+  opened = load(tmp_path / "sub" / ".." / "kb")
+  opened.add_documents([Document("d")])
+  opened.save(tmp_path / "kb")  # it was opened there, under another path
+  assert ids(tmp_path / "kb") == ["a", "c", "d"]
+  manager.save_knowledge_base(tmp_path / "kb", overwrite=True)
+  assert ids(tmp_path / "kb") == []
+  made("e").save(tmp_path / "kb", overwrite=True)
+  assert ids(tmp_path / "kb") == ["e"]
+
+
+def test_a_folder_that_was_made_anew_meanwhile_is_another_one(tmp_path):
+  """Both are the first that was published in their folder; what tells them apart is what they hold."""
+  made("a").save(tmp_path / "kb")
+  opened = load(tmp_path / "kb")
+  made("b").save(tmp_path / "other")
+  (tmp_path / "kb").rename(tmp_path / "old")
+  (tmp_path / "other").rename(tmp_path / "kb")
+  with pytest.raises(FolderError, match="changed by another process"):
+    opened.save(tmp_path / "kb")
+  assert ids(tmp_path / "kb") == ["b"]
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    "{",
+    "[]",
+    "null",
+    "[" * 100_000,
+    '{"format": 1, "generation": 1, "files": []}',
+    '{"format": 1, "generation": 1, "files": {"x": 3}}',
+    '{"format": 1, "generation": 1.5, "files": {}}',
+    '{"format": 1, "generation": "../..", "files": {}}',
+    "\xff",
+  ],
+)
+def test_a_damaged_manifest_is_named_with_the_way_out(tmp_path, text):
+  folder = tmp_path / "kb"
+  made("a").save(folder)
+  (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+  with pytest.raises(FolderError, match=r"manifest\.json is damaged \(.*build .* again"):
+    load(folder)
+  with pytest.raises(FileExistsError):
+    made("b").save(folder)
+
+
+def test_a_knowledge_base_of_a_later_version_is_not_taken_for_damaged(tmp_path):
+  retriever = made("a")
+  retriever.save(tmp_path / "kb")
+  manifest = json.loads((tmp_path / "kb" / "manifest.json").read_text())
+  (tmp_path / "kb" / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+  with pytest.raises(FolderError, match="has format 2, this version reads 1"):
+    retriever.save(tmp_path / "kb")
+  assert json.loads((tmp_path / "kb" / "manifest.json").read_text())["format"] == 2
+
+
+def test_a_save_that_fails_leaves_no_file_where_nothing_was(tmp_path):
+  retriever = made("a")
+  retriever.settings = {"x": object()}  # what no JSON can hold
+  with pytest.raises(TypeError, match="not JSON"):
+    retriever.save(tmp_path / "kb")
+  assert not (tmp_path / "kb").exists()
+  (tmp_path / "mine").mkdir()
+  with pytest.raises(TypeError, match="not JSON"):
+    retriever.save(tmp_path / "mine")
+  assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_where_no_folder_can_be_made_is_said_in_words(tmp_path, monkeypatch):
+  (tmp_path / "file").write_text("mine")
+  for folder in (tmp_path / "file", tmp_path / "file" / "kb"):
+    with pytest.raises(NotADirectoryError, match="file is a file or a broken link; give another one"):
+      made("a").save(folder)
+  monkeypatch.setattr(os, "access", lambda path, mode: False)
+  with pytest.raises(PermissionError, match=r"kb cannot be written: .* is read-only for this user"):
+    made("a").save(tmp_path / "kb")
+  assert [path.name for path in tmp_path.iterdir()] == ["file"]
