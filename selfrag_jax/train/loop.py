@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 from jax.experimental import multihost_utils
 
@@ -22,7 +23,7 @@ class Preempted(SystemExit):
 
 
 class NonFiniteLossError(FloatingPointError):
-  """The loss or its gradient is NaN or infinite; the last good checkpoint stays."""
+  """The loss, its gradient or what an update made of the state is NaN or infinite; the last good checkpoint stays."""
 
 
 class Phase(Protocol):
@@ -125,6 +126,7 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
         if stopping or evaluating or due(step, config.checkpoint_every):
           _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
           pending = None
+          _require_finite(state, step)  # what this update has made shows in the loss of the next step only
           # when stopping too: the resumed run will not come by here
           scores = phase.evaluate(state) if evaluating else {}
           if scores:
@@ -175,6 +177,25 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
       yield from _flat(value, f"{prefix}{name}.")
     else:
       yield prefix + name, list(value) if isinstance(value, tuple) else value  # JSON has no tuples
+
+
+def _require_finite(state: TrainState, step: int) -> None:
+  """Raise NonFiniteLossError, naming the first array of parameters and optimizer with a NaN or an infinity."""
+  arrays = {"params": state.params, "opt_state": state.opt_state}
+  named = [(path, x) for path, x in jax.tree_util.tree_leaves_with_path(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)]
+  finite = jax.device_get(_all_finite([x for _, x in named]))
+  for (path, _), is_finite in zip(named, finite, strict=True):
+    if not is_finite:
+      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      raise NonFiniteLossError(
+        f"{name} is not finite after step {step}, which is not saved; the last good checkpoint is kept: lower the "
+        "learning rate"
+      )
+
+
+@jax.jit
+def _all_finite(arrays: list[jax.Array]) -> list[jax.Array]:
+  return [jnp.isfinite(x).all() for x in arrays]
 
 
 def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:

@@ -166,6 +166,34 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, bad,
   assert resumed.taken[0] == good + 1
 
 
+# 6 would be saved as a checkpoint, 8 with an evaluation, 12 is the last step; 7 is seen by the save of step 8
+@pytest.mark.parametrize("part", ["params", "opt_state"])
+@pytest.mark.parametrize(("bad", "seen"), [(6, 6), (7, 8), (8, 8), (12, 12)])
+def test_an_update_that_destroys_the_state_is_not_saved_and_the_only_good_checkpoint_stays(tmp_path, bad, seen, part):
+  class Destroyed(Walk):
+    def initial_state(self):
+      return super().initial_state().replace(opt_state={"mu": jnp.zeros(2)})
+
+    def step(self, state, batch):
+      state, metrics = super().step(state, batch)  # loss and gradient of the step are finite
+      if self.taken[-1] == bad:
+        state = state.replace(**{part: {name: x.at[0].set(jnp.nan) for name, x in getattr(state, part).items()}})
+      return state, metrics | {"loss": 1.0}
+
+    def evaluate(self, state):
+      assert not np.isnan(state.params["w"]).any()
+      return super().evaluate(state)
+
+  name = {"params": "params/w", "opt_state": "opt_state/mu"}[part]
+  good = max(step for step in (3, 4, 6, 8, 9) if step < bad)
+  phase = Destroyed()
+  phase.best_metric = None
+  with pytest.raises(NonFiniteLossError, match=f"{name} is not finite after step {seen}, which is not saved"):
+    train(phase, tmp_path, config(keep_checkpoints=1), METADATA)
+  assert saved_steps(tmp_path) == [good]
+  assert checkpoint.load(checkpoints(tmp_path, "walk"), {"params": {"w": jnp.zeros(3)}}).step == good
+
+
 def test_a_finished_phase_takes_no_step(tmp_path):
   first = train(Walk(), tmp_path, config(), METADATA)
   again = Walk()
