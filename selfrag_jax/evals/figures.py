@@ -2,13 +2,13 @@
 
 import io
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.train.telemetry import read_rows
 
 REFERENCES = {
   "oracle": ("#2a9d3a", "oracle documents"),
@@ -23,8 +23,7 @@ REFERENCES = {
 
 def read_metrics(workdir: epath.PathLike, phase: str, name: str) -> tuple[list[int], list[float]]:
   """Return the steps and values of one metric of a phase from `metrics.jsonl`."""
-  rows = [json.loads(line) for line in (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
-  pairs = [(row["step"], row[name]) for row in rows if row["phase"] == phase and name in row]
+  pairs = [(row["step"], row[name]) for row in read_rows(workdir) if row["phase"] == phase and name in row]
   return [step for step, _ in pairs], [value for _, value in pairs]
 
 
@@ -41,8 +40,8 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   _, before = read_metrics(workdir, "sft", "eval/exact_match")  # of the same questions
   axes.plot(*sampled, color="#9ecae1", linewidth=1, label="rollouts in training (sampled)")
   axes.plot(
-    [0, *steps],
-    [before[-1], *greedy],
+    [*([0] if before else []), *steps],
+    [*before[-1:], *greedy],
     color="#08519c",
     linewidth=2,
     marker="o",

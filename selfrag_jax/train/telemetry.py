@@ -1,7 +1,6 @@
 """What a run tells while it trains: `metrics.jsonl`, TensorBoard scalars and a line on the terminal."""
 
 import collections
-import contextlib
 import datetime
 import json
 import math
@@ -11,17 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
+from absl import logging
 from etils import epath
 
-from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.files import read_lines, write_bytes_atomic
 
+LONGEST = 1e12  # seconds; a longer time is a mistake
 _WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
 
 
 class Telemetry:
   """Write each step's metrics to `<workdir>/metrics.jsonl`, TensorBoard and the terminal; process 0 only.
 
-  On resume, the rows that this phase wrote beyond `start_step`, and a torn last line, are dropped first: the
+  On resume, the rows that this phase wrote beyond `start_step`, and lines that are no rows, are dropped first: the
   file equals that of an uninterrupted run, apart from `seconds` (of all processes of the run so far) and
   `tokens_per_second`.
 
@@ -31,7 +32,7 @@ class Telemetry:
     start_step: the step that the run resumes after; 0 starts the phase afresh, without any of its old rows.
     phase: the phase's name, part of every row.
     stream: where the terminal lines go; standard error by default.
-    log_every: steps between terminal lines; files get every row. The last step always gets a line.
+    log_every: steps between terminal lines, 0 for none; files get every row. The last step always gets a line.
   """
 
   def __init__(
@@ -85,7 +86,7 @@ class Telemetry:
     self._file.flush()
     for name, value in values.items():
       self._tensorboard.add_scalar(name, value, step)
-    if step % self._log_every == 0 or step == self._total_steps:
+    if (self._log_every and step % self._log_every == 0) or step == self._total_steps:
       shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
       if "tokens" in values and math.isfinite(tokens_per_second):
         shown.append(f"{tokens_per_second:,.0f} tokens/s")
@@ -116,20 +117,46 @@ class Telemetry:
 
 def seconds_spent(workdir: epath.PathLike) -> float:
   """Return how long the run of this folder has trained so far, over all its processes; 0 for a new one."""
-  path = epath.Path(workdir) / "metrics.jsonl"
-  return max((row["seconds"] for row, _ in _rows(path)), default=0.0)
+  return max((row.get("seconds") or 0.0 for row in read_rows(workdir)), default=0.0)
 
 
-def _rows(path: epath.Path) -> Iterator[tuple[dict[str, Any], str]]:
-  """Yield each row with its line; a line that a killed process left torn is none."""
-  for line in path.read_text().splitlines() if path.exists() else ():
-    with contextlib.suppress(json.JSONDecodeError):
-      yield json.loads(line), line + "\n"
+def read_rows(workdir: epath.PathLike) -> Iterator[dict[str, Any]]:
+  """Yield the rows of `metrics.jsonl`, without what is no row, such as a line that a kill has torn."""
+  for row, _ in _rows(epath.Path(workdir) / "metrics.jsonl", []):
+    yield row
+
+
+def _rows(path: epath.Path, odd: list[ValueError]) -> Iterator[tuple[dict[str, Any], str]]:
+  """Yield each row with its line; `odd` gets what is wrong with lines that are none."""
+  for number, line in read_lines(path, odd.append) if path.exists() else ():
+    try:
+      yield _parse_row(line), line + "\n"
+    except ValueError as error:
+      odd.append(ValueError(f"{path}, line {number}: {error}"))
+
+
+def _parse_row(line: str) -> dict[str, Any]:
+  """Return a row of `Telemetry.log`. Raises ValueError for anything else."""
+  try:
+    row = json.loads(line, parse_constant=lambda word: math.nan)
+  except RecursionError:
+    raise ValueError("nested too deeply") from None
+  if not isinstance(row, dict) or not isinstance(row.get("phase"), str) or type(row.get("step")) is not int:
+    raise ValueError("not an object with a phase, a step and seconds")
+  numbers = [value for name, value in row.items() if name != "phase" and value is not None]
+  if any(type(value) not in (int, float) or not math.isfinite(value) for value in numbers):
+    raise ValueError("a value is no finite number")
+  if not 0 <= (row.get("seconds") or 0) < LONGEST:
+    raise ValueError(f"seconds is {row['seconds']}")
+  return row
 
 
 def _drop_rows_after(path: epath.Path, phase: str, step: int) -> None:
-  """Rewrite `path` without this phase's rows beyond `step` and without a line that a killed process left torn."""
-  kept = [line for row, line in _rows(path) if row["phase"] != phase or (step > 0 and row["step"] <= step)]
+  """Rewrite `path` without this phase's rows beyond `step` and without what is no row."""
+  odd: list[ValueError] = []
+  kept = [line for row, line in _rows(path, odd) if row["phase"] != phase or (step > 0 and row["step"] <= step)]
+  if odd:
+    logging.warning("%d lines that are no rows of metrics are left out; the first: %s", len(odd), odd[0])
   write_bytes_atomic(path, "".join(kept).encode())
 
 
@@ -138,4 +165,4 @@ def _finite_or_none(value):
 
 
 def _clock(seconds: float) -> str:
-  return "?" if math.isnan(seconds) else str(datetime.timedelta(seconds=round(seconds)))
+  return "?" if not seconds < LONGEST else str(datetime.timedelta(seconds=round(seconds)))

@@ -4,13 +4,15 @@ import io
 import json
 import re
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from selfrag_jax.train import telemetry as telemetry_lib
-from selfrag_jax.train.telemetry import Telemetry, seconds_spent
+from selfrag_jax.train.telemetry import Telemetry, read_rows, seconds_spent
 
 TIMES = ("seconds", "tokens_per_second")
 
@@ -56,6 +58,67 @@ def test_torn_line_goes_even_if_nothing_else_does(tmp_path):
     file.write('{"phase": "pretrain", "st')
   run(tmp_path, 4, 4, start_step=3)
   assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+ODD = [
+  b"5",
+  b"{}",
+  b"[]",
+  b"null",
+  b'"row"',
+  b"\xff\xfe",
+  b"\x00" * 100,
+  b"[" * 100_000,
+  b'{"phase": "pretrain", "step": 3, "loss": NaN, "seconds": 1}',
+  b'{"phase": "pretrain", "step": 3, "loss": 1e999, "seconds": 1}',
+  b'{"phase": "pretrain", "step": 3, "loss": "low", "seconds": 1}',
+  b'{"phase": "pretrain", "step": "3", "seconds": 1}',
+  b'{"phase": "pretrain", "step": true, "seconds": 1}',
+  b'{"phase": 3, "step": 3, "seconds": 1}',
+  b'{"phase": "pretrain", "step": 3, "seconds": "1"}',
+  b'{"phase": "pretrain", "step": 3, "seconds": 1e300}',
+  b'{"phase": "pretrain", "step": 3, "seconds": -5}',
+  b'{"phase": "pretrain", "step": ' + b"9" * 5000 + b"}",
+]
+
+
+@pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))
+def test_an_odd_line_is_left_out_of_a_resume_with_one_warning(tmp_path, line, caplog):
+  path = tmp_path / "metrics.jsonl"
+  run(tmp_path, 1, 3)
+  before = path.read_bytes()
+  path.write_bytes(line + b"\n" + before + line + b"\n")
+  assert seconds_spent(tmp_path) == max(json.loads(row)["seconds"] for row in before.splitlines())
+  assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3]
+  run(tmp_path, 4, 5, start_step=3)
+  (warning,) = (record.getMessage() for record in caplog.records)
+  assert warning.startswith(f"2 lines that are no rows of metrics are left out; the first: {path}, line 1: ")
+  assert path.read_bytes().startswith(before)
+  assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(st.data())
+def test_whatever_happens_to_the_file_a_resume_writes_rows_that_are_read(tmp_path_factory, data):
+  folder = tmp_path_factory.mktemp("run")
+  row = '{{"phase": "pretrain", "step": {}, "loss": 0.5, "seconds": {}.25, "tokens_per_second": null}}\n'
+  content = bytearray("".join(row.format(step, step) for step in range(1, 5)).encode())
+  for _ in range(data.draw(st.integers(1, 4))):
+    at = data.draw(st.integers(0, len(content)))
+    content[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=20))
+  (folder / "metrics.jsonl").write_bytes(content[: data.draw(st.integers(0, len(content)))])
+  run(folder, 3, 5, start_step=2)
+  assert [row["step"] for row in rows(folder)][-3:] == [3, 4, 5]
+  assert list(read_rows(folder))[-1]["step"] == 5
+
+
+def test_times_beyond_any_calendar_are_shown_as_unknown(tmp_path, clock):
+  stream = io.StringIO()
+  with Telemetry(tmp_path, total_steps=2**31, stream=stream) as telemetry:
+    for step in (1, 2):
+      clock[0] += 1e6
+      telemetry.log(step, {})
+  assert stream.getvalue().splitlines()[-1].endswith("ETA ?")
 
 
 def test_other_phases_keep_their_rows(tmp_path):
