@@ -2,15 +2,18 @@
 
 `<directory>/<step>/` holds orbax's files, `metadata.json` (what the run says about itself and the shape of every array)
 and `manifest.json`: size and SHA-256 of every other file, written last. The manifest is the commit: a step without one
-that verifies is not a checkpoint. (Orbax alone restores most flipped bytes silently.)
+that verifies is not a checkpoint. (Orbax alone restores most flipped bytes silently.) What has another name than a step
+is left alone, and what has a step's name but was not written here is moved aside, never deleted.
 """
 
 import concurrent.futures
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -26,6 +29,7 @@ from selfrag_jax import files
 
 MANIFEST = "manifest.json"
 METADATA = "metadata.json"
+ORBAX = "_METADATA"  # orbax writes it into every step, and nothing else has it
 
 
 class CheckpointError(RuntimeError):
@@ -69,7 +73,8 @@ class Checkpointer:
     self._directory.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
       for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
-        leftover.rmtree()
+        if leftover.is_dir() and re.fullmatch(r"\d+\.orbax-checkpoint-tmp(-\d+)?", leftover.name):
+          leftover.rmtree()
     self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint_commit")
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
@@ -95,7 +100,10 @@ class Checkpointer:
     folder = self._directory / str(step)
     if (folder / MANIFEST).exists():
       raise ValueError(f"step {step} is already saved in {self._directory}; delete it or use another workdir")
+    if jax.process_index() == 0 and folder.exists():  # what a save left that failed, or something else
+      _set_aside(folder)
     document = {
+      "step": step,
       "metadata": dict(metadata),
       "metrics": {name: float(value) if math.isfinite(value) else None for name, value in (metrics or {}).items()},
       "environment": environment(),
@@ -173,10 +181,11 @@ class Checkpointer:
     written = {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
     files.write_json(folder / MANIFEST, {"files": written})
     for step in set(_steps(self._directory)) - self._wanted():
-      (self._directory / str(step)).rmtree()
+      if _is_ours(self._directory / str(step)):
+        _delete(self._directory / str(step))
 
   def _wanted(self) -> set[int]:
-    committed = [step for step in _steps(self._directory) if (self._directory / str(step) / MANIFEST).exists()]
+    committed = [step for step in _steps(self._directory) if (self._directory / str(step) / MANIFEST).is_file()]
     scores = {step: score for step in committed if (score := self._score(step)) is not None}
     best = sorted(scores, key=lambda step: (scores[step], step))[-1:]
     return {*committed[-self._keep_latest :], *best}
@@ -185,9 +194,11 @@ class Checkpointer:
     """Return how good a step is, higher is better; None if it does not say."""
     try:
       value = _read_document(self._directory / str(step))["metrics"].get(self._best_metric)
-    except (OSError, ValueError, KeyError):  # damaged since; restore deals with it
+    except (OSError, ValueError):  # damaged since; restore deals with it
       return None
-    return value if value is None or self._best_mode == "max" else -value
+    if type(value) not in (int, float):
+      return None
+    return value if self._best_mode == "max" else -value
 
   def _failure(self, step: int, error: Exception) -> CheckpointError:
     return CheckpointError(
@@ -253,35 +264,78 @@ def _find(directory: epath.Path, step: int | None, on_damage: Callable[[epath.Pa
 
 
 def _steps(directory: epath.Path) -> list[int]:
-  return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()) if directory.exists() else []
+  """List what has the name of a step, as this file writes it: `007` is none."""
+  names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+  return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
 
 
 def _damage(folder: epath.Path) -> str | None:
   """Say what is wrong with a step's folder; None if every file is as the manifest says."""
+  if not folder.is_dir():
+    return "it is a file, not a folder"
   if not (folder / MANIFEST).exists():
-    return f"no {MANIFEST}, the save was cut short"
+    return f"no {MANIFEST}, the save was cut short" if _is_ours(folder) else f"no {MANIFEST}, no checkpoint"
   try:
-    listed = json.loads((folder / MANIFEST).read_text())["files"].items()
-  except (ValueError, KeyError, TypeError, AttributeError):
-    return f"{MANIFEST} is damaged"
-  for name, written in sorted(listed):
+    listed = _read_object(folder / MANIFEST, {"files": dict})["files"]
+  except (ValueError, IsADirectoryError) as error:
+    return f"{MANIFEST} is damaged, {error}"
+  for name, written in sorted(listed.items()):
     if not (folder / name).is_file():
       return f"{name} is missing, but {MANIFEST} lists it"
     if files.digest(folder / name) != written:
       return f"{name} is damaged, it differs from {MANIFEST}"
+  if missing := {METADATA, ORBAX} - listed.keys():
+    return f"{MANIFEST} is damaged, it lists no {min(missing)}"
+  try:
+    document = _read_document(folder)
+  except ValueError as error:
+    return f"{METADATA} is damaged, {error}"
+  if document.get("step", int(folder.name)) != int(folder.name):  # steps that earlier versions saved do not say it
+    return f"{METADATA} is that of step {document['step']}, the folder was renamed or copied"
   return None
 
 
+def _is_ours(folder: epath.Path) -> bool:
+  """Tell whether a folder is a step, whole or not; what else has a number as its name is not ours to delete."""
+  return folder.is_dir() and ((folder / ORBAX).exists() or not any(folder.iterdir()))
+
+
 def _set_aside(folder: epath.Path) -> None:
-  if not (folder / MANIFEST).exists():  # never a checkpoint: every kill while saving would leave one
-    folder.rmtree()
+  if _is_ours(folder) and not (folder / MANIFEST).exists():  # never a checkpoint: a kill while saving leaves one
+    _delete(folder)
     return
-  earlier = len(list(folder.parent.glob(f"damaged-{folder.name}-*")))
-  folder.rename(folder.with_name(f"damaged-{folder.name}-{earlier}"))
+  for n in itertools.count():
+    if not (aside := folder.with_name(f"damaged-{folder.name}-{n}")).exists():
+      folder.rename(aside)
+      logging.warning("Moved %s to %s", folder, aside)
+      return
+
+
+def _delete(folder: epath.Path) -> None:
+  """Delete a step: the manifest first, so that a kill leaves no half of one, and last what tells that it is ours."""
+  (folder / MANIFEST).unlink(missing_ok=True)
+  for path in folder.iterdir():
+    if path.is_dir():
+      path.rmtree()
+    elif path.name != ORBAX:
+      path.unlink()
+  folder.rmtree()
 
 
 def _read_document(folder: epath.Path) -> dict[str, Any]:
-  return json.loads((folder / METADATA).read_text())
+  return _read_object(folder / METADATA, dict.fromkeys(("metadata", "metrics", "environment", "arrays"), dict))
+
+
+def _read_object(path: epath.Path, types: Mapping[str, type]) -> dict[str, Any]:
+  """Read a JSON object that has values of these types. Raises ValueError for anything else."""
+  try:
+    found = json.loads(path.read_bytes())
+  except RecursionError:
+    raise ValueError("it is nested too deeply") from None
+  for name, kind in types.items():
+    if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+      raise ValueError(f"it has no {name}")
+  return found
 
 
 def _describe(tree: Any) -> dict[str, Any]:
