@@ -18,6 +18,7 @@ from etils import epath
 
 from selfrag_jax.evals import figures
 from selfrag_jax.evals.chat import BUCKET, ChatModel, load_chat
+from selfrag_jax.evals.sections import FilesPath
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
@@ -26,8 +27,9 @@ from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 from selfrag_jax.tasks.search import pad_rows
-from selfrag_jax.train.settings import DocumentsConfig, settings
+from selfrag_jax.train.settings import DocumentsConfig, read_config, settings
 
+CHECKED = {"model": str, "data": FilesPath, "documents": DocumentsConfig}
 Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
 
 
@@ -43,7 +45,7 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED)
   section = settings(DocumentsConfig, config["documents"], "documents")
   if not config["data"]["path"]:
     raise ValueError("config.data.path is empty; give the files of questions and documents: --data=FOLDER")

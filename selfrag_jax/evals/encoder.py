@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_encoder_plan
 from selfrag_jax.evals.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
+from selfrag_jax.evals.sections import TRAINED, JudgedTitles
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.dense import DenseRetriever
@@ -19,8 +20,10 @@ from selfrag_jax.retrieval.text_encoder import TextEncoder
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.encoder import EncoderPhase
-from selfrag_jax.train.settings import EncoderPhaseConfig, LoopConfig, settings
+from selfrag_jax.train.settings import EncoderPhaseConfig, LoopConfig, read_config, settings
 from selfrag_jax.typing import Params
+
+CHECKED = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
 
 
 @dataclasses.dataclass
@@ -57,7 +60,7 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED)
   mesh = make_mesh(config["mesh"])
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
   data = read_parts(config["data"])

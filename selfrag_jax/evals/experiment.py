@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_plan
+from selfrag_jax.evals.sections import TRAINED, PassagesData, TwoHopData
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
@@ -21,18 +22,27 @@ from selfrag_jax.text.chat import CHATML, visualize_tokenization
 from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
-from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig, settings
+from selfrag_jax.train.settings import (
+  EvalConfig,
+  LoopConfig,
+  OptionalSFTConfig,
+  RLConfig,
+  SFTConfig,
+  read_config,
+  settings,
+)
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.typing import Params
 
 SECTIONS = {
   "rollout": RolloutConfig,
   "sft": SFTConfig,
-  "sft_gold": SFTConfig,
+  "sft_gold": OptionalSFTConfig,
   "rl": RLConfig,
   "evaluation": EvalConfig,
   "loop": LoopConfig,
 }
+CHECKED = {**TRAINED, "data": {"two_hop": TwoHopData, "passages": PassagesData}, "memory": MemoryConfig, **SECTIONS}
 
 
 @dataclasses.dataclass
@@ -109,7 +119,7 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED)
   mesh = make_mesh(config["mesh"])
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in SECTIONS.items()}
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
@@ -134,8 +144,6 @@ def read_folder(section: Mapping[str, Any], init: str) -> QAFolder | None:
   """Read the questions and passages that `config.data` names; None for a task that makes its own."""
   if section["name"] == "two_hop":
     return None
-  if section["name"] != "passages":
-    raise ValueError(f"config.data.name is {section['name']!r}; one of two_hop, passages")
   if not section["path"]:
     raise ValueError("config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER")
   if not init:

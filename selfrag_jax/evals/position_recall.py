@@ -8,7 +8,6 @@ facts and for the last ones (free recall and running span, arXiv 2510.10276).
 import csv
 import dataclasses
 import io
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from etils import epath
 from selfrag_jax.evals import figures, self_rag
 from selfrag_jax.evals.page import write_page
 from selfrag_jax.evals.recall import Curve, measure, recall_among, score, variance_change
+from selfrag_jax.evals.sections import check_lists
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.metrics.position import compare
@@ -32,8 +32,8 @@ from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.pretrain import Pretrain
 from selfrag_jax.train.reading import Reader
-from selfrag_jax.train.settings import PretrainConfig, RecallConfig, settings
-from selfrag_jax.train.telemetry import seconds_spent
+from selfrag_jax.train.settings import PretrainConfig, RecallConfig, read_config, settings
+from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params
 
 # of the model with memory: name -> (what it sees, whether the needed fact states another value)
@@ -69,17 +69,19 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and build what it describes. Raises ValueError with the fix where it does not fit."""
-  base = self_rag.build(config)
+  read_config(config, {"full_context": Mapping, "evaluation": RecallConfig, "pretrain": PretrainConfig})
   section = dict(config["full_context"])
-  kinds, models = section.pop("text"), section.pop("models")
+  kinds, models = section.pop("text", ()), section.pop("models", {})
+  check_lists(kinds)
+  phase = settings(PretrainConfig, section, "full_context")
+  evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
+  pretrain = settings(PretrainConfig, config["pretrain"], "pretrain")
+  base = self_rag.build(config)
   baselines = {}
   for name, changes in models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
     baselines[name] = base.reader._replace(model=model, ids=None)  # text as it is, without the marks of a memory
-  phase = settings(PretrainConfig, section, "full_context")
-  evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
   text = FactText(config["data"]["variant"], kinds, config["data"]["seed"])
-  pretrain = settings(PretrainConfig, config["pretrain"], "pretrain")
   return Experiment(base, evaluation, pretrain, phase, baselines, text)
 
 
@@ -265,9 +267,8 @@ def checks(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def tokens_of(workdir: epath.Path) -> dict[str, int]:
   """Add up the tokens that each phase was trained on."""
   tokens: dict[str, float] = {}
-  for line in (workdir / "metrics.jsonl").read_text().splitlines():
-    row = json.loads(line)
-    tokens[row["phase"]] = tokens.get(row["phase"], 0) + row.get("tokens", 0)
+  for row in read_rows(workdir):
+    tokens[row["phase"]] = tokens.get(row["phase"], 0) + (row.get("tokens") or 0)
   return {phase: int(n) for phase, n in tokens.items()}
 
 

@@ -7,21 +7,33 @@ import io
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 from tqdm import tqdm
 
 import selfrag_jax.textgrad as tg
+from selfrag_jax.checked import Seed
 from selfrag_jax.evals import prompt_page
+from selfrag_jax.evals.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, make_task
 from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
+from selfrag_jax.train.settings import read_config
 
-MEMORIES = ("none", "window", "retrieval")
+CHECKED = {
+  "seed": Seed,
+  "task": PromptTaskSection,
+  "engines": Engines,
+  "cache": bool,
+  "memory": Literal["none", "window", "retrieval"],
+  "rag": PastSection,
+  "optimizer": PromptOptimizerSection,
+  "budget": Budget,
+}
 PROCESSES = 4  # unit tests that run at once
 LOCAL = "local:"  # before what `load_model` takes
 FIELDS = ("case", "notes")
@@ -66,9 +78,7 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and make its task and engines. Raises ValueError with the fix."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
-  if config["memory"] not in MEMORIES:
-    raise ValueError(f"config.memory = {config['memory']!r}; one of {', '.join(MEMORIES)}")
+  config = read_config(config, CHECKED)
   task = make_task(config["task"], config["seed"])
   budget = config["budget"]
   account = tg.Account(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_encoder_plan
 from selfrag_jax.evals.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
+from selfrag_jax.evals.sections import TRAINED, JudgedTitles, Periodic
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -23,10 +24,12 @@ from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.rerank import RerankPhase
-from selfrag_jax.train.settings import LoopConfig, RerankPhaseConfig, settings
+from selfrag_jax.train.settings import LoopConfig, RerankPhaseConfig, read_config, settings
 from selfrag_jax.typing import Params
 
 WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses
+
+CHECKED = {**TRAINED, "data": JudgedTitles, "rerank": RerankPhaseConfig, "loop": LoopConfig, "evaluation": Periodic}
 
 
 @dataclasses.dataclass
@@ -92,7 +95,7 @@ class Remembered:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED)
   mesh = make_mesh(config["mesh"])
   section = settings(RerankPhaseConfig, config["rerank"], "rerank")
   data = read_parts(config["data"])

@@ -12,7 +12,9 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
+from selfrag_jax.checked import Count, Natural
 from selfrag_jax.evals import figures
+from selfrag_jax.evals.sections import JudgedSplit
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
@@ -20,7 +22,16 @@ from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.train.settings import read_config
 
+CHECKED = {
+  "data": JudgedSplit,
+  "plugins": tuple,
+  "retrievers": Mapping,
+  "queries": Natural,
+  "ks": tuple[Count, ...],
+  "batch_size": Count,
+}
 AGAIN = 60  # seconds that asking a second time, for its time, may take
 
 
@@ -73,7 +84,7 @@ def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10)
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config, read the collection and make the retrievers. Raises ValueError with the fix."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED)
   if not config["data"]["path"]:
     raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
   import_plugins(config["plugins"])
@@ -91,6 +102,15 @@ def build(config: Mapping[str, Any]) -> Experiment:
     chosen = list(data.queries)[:n]
     data = Judged(data.documents, {q: data.queries[q] for q in chosen}, {q: data.qrels[q] for q in chosen})
   return Experiment(config, data, retrievers)
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  of_each = [f"recall@{k}" for k in experiment.config["ks"]]
+  of_each += ["ndcg@10", "mrr@10", "all_gold@10", "ms_per_query", "index_seconds"]
+  first, *others = experiment.retrievers
+  found = {f"{name}.{value}" for name in (first, *others) for value in of_each}
+  return found | {f"{name}.ndcg@10_difference" for name in others} | {"documents", "queries"}
 
 
 def read_parts(section: Mapping[str, Any]) -> dict[str, Judged]:

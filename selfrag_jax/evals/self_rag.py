@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.evals.plan import print_plan
 from selfrag_jax.evals.recall import measure, score
+from selfrag_jax.evals.sections import TRAINED, FactsData, TextFiles
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
@@ -29,13 +30,20 @@ from selfrag_jax.train.loop import checkpoints, train
 from selfrag_jax.train.phases.memory import MemoryPhase
 from selfrag_jax.train.phases.pretrain import Pretrain
 from selfrag_jax.train.reading import Reader
-from selfrag_jax.train.settings import LoopConfig, MemoryPhaseConfig, PretrainConfig, settings
+from selfrag_jax.train.settings import LoopConfig, MemoryPhaseConfig, PretrainConfig, read_config, settings
 from selfrag_jax.typing import Params
 
 PHASES: dict[str, type] = {
   "pretrain": PretrainConfig,
   "memory": MemoryPhaseConfig,
   "position_recall": MemoryPhaseConfig,
+}
+CHECKED = {
+  **TRAINED,
+  "data": {"facts": FactsData, "text": TextFiles},
+  "model": Mapping,
+  "self_rag": SelfRAGConfig,
+  "loop": LoopConfig,
 }
 
 
@@ -103,7 +111,7 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  config = {name: value for name, value in config.items() if name != "workdir"}
+  config = read_config(config, CHECKED | {name: cls for name, cls in PHASES.items() if name in config})
   mesh = make_mesh(config["mesh"])
   data = _make_data(config["data"])
   fields = {"vocab_size": data.tokenizer.vocab_size, **config["model"]}
@@ -139,9 +147,7 @@ def _make_data(section: Mapping[str, Any]) -> FactData | TextData:
   options = {key: value for key, value in section.items() if key != "name"}
   if section["name"] == "facts":
     return FactData(**options)
-  if section["name"] == "text":
-    return TextData(**{**options, "tokenizer": make_tokenizer(section)})
-  raise ValueError(f"config.data.name is {section['name']!r}; one of facts, text")
+  return TextData(**{**options, "tokenizer": make_tokenizer(section)})
 
 
 def last_phase(workdir: epath.PathLike) -> str | None:

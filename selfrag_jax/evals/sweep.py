@@ -18,7 +18,13 @@ Runs = dict[str, position_recall.Experiment]
 
 def build(config: Mapping[str, Any]) -> Runs:
   """Check the configs of all runs and build what they describe."""
-  return {name: position_recall.build(run) for name, run in config["runs"].items()}
+  runs = {}
+  for name, run in config["runs"].items():
+    try:
+      runs[name] = position_recall.build(run)
+    except ValueError as error:
+      raise ValueError(f"config.runs.{name}: {error}") from error
+  return runs
 
 
 def run(experiment: Runs, workdir: epath.PathLike) -> dict[str, Any]:

@@ -4,9 +4,11 @@ import dataclasses
 
 import numpy as np
 
+from selfrag_jax.checked import Checked, Share
+
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(Checked):
   """A right answer earns 1. A wrong one earns its F1 and the share of gold documents found, by weight.
 
   Either is multiplied by `invalid_factor` if the rollout broke the format: turns that are too long are closed by force,
@@ -16,9 +18,9 @@ class RewardConfig:
   as a reward collapses into not answering, so its weight stays below that of an exact match.
   """
 
-  f1_weight: float = 0.0
-  retrieval_weight: float = 0.3
-  invalid_factor: float = 0.5
+  f1_weight: Share = 0.0
+  retrieval_weight: Share = 0.3
+  invalid_factor: Share = 0.5
 
 
 def search_reward(

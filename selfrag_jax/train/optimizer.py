@@ -7,6 +7,8 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
+from selfrag_jax.checked import Checked, Decay, Natural, Share, Weight
+
 # Norm scales, biases and the SSM's A_log, D and dt_bias are no matrices: decay would pull them to a meaningless zero.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "embed", "unembed", "kernel", "embedding")
 
@@ -21,18 +23,18 @@ MUON_AXES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
   """How parameters move. `learning_rate` is the peak, reached after `warmup_steps`; `clip_norm` 0 does not clip."""
 
   name: Literal["adamw", "muon"] = "adamw"
-  learning_rate: float = 3e-4
+  learning_rate: Weight = 3e-4
   schedule: Literal["constant", "cosine", "linear"] = "constant"
-  warmup_steps: int = 0
-  final_fraction: float = 0.0  # of the peak, where the last step ends
-  b1: float = 0.9
-  b2: float = 0.95
-  weight_decay: float = 0.0  # of matrices; Muon spares embeddings
-  clip_norm: float = 1.0
+  warmup_steps: Natural = 0
+  final_fraction: Share = 0.0  # of the peak, where the last step ends
+  b1: Decay = 0.9
+  b2: Decay = 0.95
+  weight_decay: Weight = 0.0  # of matrices; Muon spares embeddings
+  clip_norm: Weight = 1.0
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -43,10 +45,8 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     main = optax.cosine_decay_schedule(peak, rest, config.final_fraction)
   elif config.schedule == "linear":
     main = optax.linear_schedule(peak, peak * config.final_fraction, rest)
-  elif config.schedule == "constant":
-    main = optax.constant_schedule(peak)
   else:
-    raise ValueError(f"optimizer.schedule is {config.schedule!r}; one of constant, cosine, linear")
+    main = optax.constant_schedule(peak)
   if not warmup:
     return main
   # the first step already moves: (step + 1) / warmup
@@ -80,7 +80,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
   schedule = make_schedule(config, total_steps)
   if config.name == "adamw":
     update = optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay, mask=decay_mask)
-  elif config.name == "muon":
+  else:
     update = muon(
       schedule,
       weight_decay=config.weight_decay,
@@ -90,7 +90,5 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
       consistent_rms=0.2,
       muon_weight_dimension_numbers=muon_dimensions,
     )
-  else:
-    raise ValueError(f"optimizer.name is {config.name!r}; one of adamw, muon")
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   return optax.chain(clip, update)

@@ -1,11 +1,25 @@
-"""From a config to checked settings: each section is a frozen dataclass, an unknown key an error with a suggestion."""
+"""From a config to checked settings: each section is a frozen dataclass whose types say which values are allowed.
+
+A value that is not, or an unknown key, is an error with its key and what would do.
+"""
 
 import dataclasses
 import difflib
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from selfrag_jax.checked import (
+  Checked,
+  Count,
+  Natural,
+  Positive,
+  Range,
+  Share,
+  Weight,
+  check_fields,
+  check_value,
+)
 from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.train.losses import Advantage
 from selfrag_jax.train.optimizer import OptimizerConfig
@@ -14,43 +28,51 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(Checked):
   """What the loop does beside stepping. Periods are in steps; 0 means only at the end."""
 
-  checkpoint_every: int = 50
-  keep_checkpoints: int = 2
-  eval_every: int = 0
-  log_every: int = 1
-  preempted_exit_code: int = 143  # of a run that SIGTERM stopped after it had saved
+  checkpoint_every: Natural = 50
+  keep_checkpoints: Count = 2
+  eval_every: Natural = 0
+  log_every: Natural = 1
+  preempted_exit_code: Annotated[int, Range(0, 255)] = 143  # of a run that SIGTERM stopped after it had saved
 
 
 @dataclasses.dataclass(frozen=True)
-class SFTConfig:
+class SFTConfig(Checked):
   """Supervised fine-tuning on rendered demonstrations."""
 
-  steps: int = 200
-  batch_size: int = 64
-  max_tokens: int = 128  # of a row; a longer demonstration of a data set is left out and counted
+  steps: Count = 200
+  batch_size: Count = 64
+  max_tokens: Count = 128  # of a row; a longer demonstration of a data set is left out and counted
   demonstrations: Literal["random", "gold"] = "gold"
-  accumulate: int = 1
+  accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
+    super().__post_init__()
     _check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
-class RLConfig:
+class OptionalSFTConfig(SFTConfig):
+  """Supervised fine-tuning that a run may do without: 0 steps leave it out."""
+
+  steps: Natural = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig(Checked):
   """Reinforcement of whole rollouts by their reward."""
 
-  steps: int = 100
-  questions_per_step: int = 32
-  rollouts_per_question: int = 8  # advantages need a spread within the group
+  steps: Count = 100
+  questions_per_step: Count = 32
+  rollouts_per_question: Annotated[int, Range(2, 2**20)] = 8  # advantages need a spread within the group
   advantage: Advantage = "mean"
-  clip_low: float = 0.2
-  clip_high: float = 0.28
-  kl_weight: float = 0.0  # towards the policy that reinforcement started from
-  accumulate: int = 1
+  clip_low: Share = 0.2
+  clip_high: Weight = 0.28
+  kl_weight: Weight = 0.0  # towards the policy that reinforcement started from
+  accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
   reward: RewardConfig = RewardConfig()
   # causal controls: what the reward is computed from
@@ -58,52 +80,51 @@ class RLConfig:
   optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
-    if self.rollouts_per_question < 2:
-      raise ValueError(f"rollouts_per_question is {self.rollouts_per_question}; comparing them takes at least 2")
+    super().__post_init__()
     _check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainConfig:
+class PretrainConfig(Checked):
   """Language modelling on packed rows."""
 
-  steps: int = 300
-  batch_size: int = 64
-  valid_rows: int = 256  # that an evaluation reads, rounded up to whole batches
-  accumulate: int = 1
+  steps: Count = 300
+  batch_size: Count = 64
+  valid_rows: Count = 256  # that an evaluation reads, rounded up to whole batches
+  accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
+    super().__post_init__()
     _check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryPhaseConfig:
+class MemoryPhaseConfig(Checked):
   """Training with memory: contexts that are remembered, and inputs that need them."""
 
-  steps: int = 300
-  batch_size: int = 8  # contexts, each with its own memory
-  accumulate: int = 1
-  temperature: float = 0.05  # of the contrastive loss
+  steps: Count = 300
+  batch_size: Count = 8  # contexts, each with its own memory
+  accumulate: Count = 1
+  temperature: Positive = 0.05  # of the contrastive loss
   optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
+    super().__post_init__()
     _check_split(self.batch_size, self.accumulate, "batch_size")
-    if self.temperature <= 0:
-      raise ValueError(f"temperature is {self.temperature}; it must be positive")
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderPhaseConfig:
+class EncoderPhaseConfig(Checked):
   """Contrastive training of a text encoder. A batch is never split: its documents are each other's negatives."""
 
-  steps: int = 150
-  batch_size: int = 32  # queries
-  hard_negatives: int = 1  # documents of BM25 that come with each query
-  query_tokens: int = 32
-  document_tokens: int = 192
-  temperature: float = 0.05
-  chunk: int = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
+  steps: Count = 150
+  batch_size: Count = 32  # queries
+  hard_negatives: Natural = 1  # documents of BM25 that come with each query
+  query_tokens: Annotated[int, Range(3, 2**20)] = 32  # two of them begin and end a text
+  document_tokens: Annotated[int, Range(3, 2**20)] = 192
+  temperature: Positive = 0.05
+  chunk: Natural = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
   optimizer: OptimizerConfig = OptimizerConfig()
 
   @property
@@ -111,57 +132,51 @@ class EncoderPhaseConfig:
     return 1
 
   def __post_init__(self):
-    if min(self.steps, self.batch_size, self.query_tokens - 2, self.document_tokens - 2) < 1 or self.hard_negatives < 0:
-      raise ValueError(f"steps, batch_size and tokens must be positive, hard_negatives at least 0: {self}")
-    if self.temperature <= 0 or self.chunk < 0 or (self.chunk and self.batch_size % self.chunk):
-      raise ValueError(f"temperature > 0; batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
+    super().__post_init__()
+    if self.chunk and self.batch_size % self.chunk:
+      raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
 
 @dataclasses.dataclass(frozen=True)
-class RerankPhaseConfig:
+class RerankPhaseConfig(Checked):
   """Training of a cross-encoder on the candidates of BM25."""
 
-  steps: int = 300
-  batch_size: int = 8  # queries
-  negatives: int = 5  # candidates beside the relevant one
-  depth: int = 50  # of BM25's ranking: where candidates come from, and what is put in order
-  tokens: int = 224  # of query and document together
-  accumulate: int = 1
+  steps: Count = 300
+  batch_size: Count = 8  # queries
+  negatives: Count = 5  # candidates beside the relevant one
+  depth: Count = 50  # of BM25's ranking: where candidates come from, and what is put in order
+  tokens: Annotated[int, Range(16, 2**20)] = 224  # of query and document together
+  accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
-    if min(self.steps, self.batch_size, self.negatives) < 1 or self.tokens < 16 or self.depth < self.negatives:
-      raise ValueError(f"steps, batch_size, negatives >= 1, tokens >= 16, depth >= negatives: {self}")
+    super().__post_init__()
+    if self.depth < self.negatives:
+      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from there")
     _check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Checked):
   """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
 
-  periodic: int = 256
-  final: int = 1024
-  batch_size: int = 128
-
-  def __post_init__(self):
-    for name, value in dataclasses.asdict(self).items():
-      if value < 1:
-        raise ValueError(f"evaluation.{name} is {value}; it must be at least 1")
+  periodic: Count = 256
+  final: Count = 1024
+  batch_size: Count = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallConfig:
+class RecallConfig(Checked):
   """The position-recall experiment: paired questions about a fact at each depth of contexts of several lengths."""
 
-  n_facts: tuple[int, ...] = (64, 1024)
-  questions: tuple[int, ...] = (200, 32)  # at each depth of each length
-  full_questions: tuple[int, ...] = (200, 6)  # of them, for readers of the whole context, which takes them long
-  depths: int = 16
-  tokens: int = 16_384  # of the contexts that are read at once
+  n_facts: tuple[Count, ...] = (64, 1024)
+  questions: tuple[Count, ...] = (200, 32)  # at each depth of each length
+  full_questions: tuple[Count, ...] = (200, 6)  # of them, for readers of the whole context, which takes them long
+  depths: Annotated[int, Range(4, 2**20)] = 16
+  tokens: Count = 16_384  # of the contexts that are read at once
 
   def __post_init__(self):
-    if min(*self.questions, *self.full_questions) < 1 or self.depths < 4 or self.tokens < 1:
-      raise ValueError(f"need at least one question, 4 depths and one token, got {self}")
+    super().__post_init__()
     if not len(self.full_questions) == len(self.questions) == len(self.n_facts):
       raise ValueError(f"questions and full_questions must be as many numbers as n_facts {self.n_facts}, got {self}")
     if any(full > asked for full, asked in zip(self.full_questions, self.questions, strict=True)):
@@ -169,46 +184,85 @@ class RecallConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class DocumentsConfig:
+class DocumentsConfig(Checked):
   """Recall by position on real documents."""
 
-  n_documents: tuple[int, ...] = (5, 10, 20)
-  positions: int = 5  # of the document that answers, evenly from the first place to the last
-  questions: int = 100  # of each file
-  top_k: int = 2  # documents that the memory shows
-  max_new_tokens: int = 48
-  batch_size: int = 2
-
-  def __post_init__(self):
-    for name, value in dataclasses.asdict(self).items():
-      if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
-        raise ValueError(f"documents.{name} is {value}; it must be at least 1")
+  n_documents: tuple[Count, ...] = (5, 10, 20)
+  positions: Count = 5  # of the document that answers, evenly from the first place to the last
+  questions: Count = 100  # of each file
+  top_k: Count = 2  # documents that the memory shows
+  max_new_tokens: Count = 48
+  batch_size: Count = 2
 
 
 def _check_split(rows: int, accumulate: int, name: str) -> None:
-  if accumulate < 1 or rows % accumulate:
+  if rows % accumulate:
     raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")
 
 
 def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
   """Build a dataclass from a config section, sections within it included.
 
-  Raises ValueError for a key that the dataclass does not have, with the closest one it has.
+  Raises ValueError for a key that the dataclass does not have, with the closest one it has, and for a value that the
+  type of its field does not allow.
   """
+  if not isinstance(section, Mapping):
+    raise ValueError(f"config.{name} is {section!r}; it must be a section")
   fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
   hints = typing.get_type_hints(cls)
-  values = {}
+  values, own = {}, {}
   for key, value in section.items():
     if key not in fields:
       close = difflib.get_close_matches(key, fields, n=1)
       hint = f"did you mean {name}.{close[0]}?" if close else f"it has {', '.join(fields)}"
       raise ValueError(f"config.{name} has no {key!r}; {hint}")
-    values[key] = settings(hints[key], value, f"{name}.{key}") if dataclasses.is_dataclass(hints[key]) else value
+    if dataclasses.is_dataclass(hints[key]):
+      values[key] = settings(hints[key], value, f"{name}.{key}")
+    else:
+      values[key] = own[key] = value
+  check_fields(cls, own, f"config.{name}.")
   for key, field in fields.items():
     missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     if missing and key not in values:
       raise ValueError(f"config.{name}.{key} is missing")
-    allowed = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
-    if allowed and key in values and values[key] not in allowed:
-      raise ValueError(f"config.{name}.{key} is {values[key]!r}; one of {', '.join(map(str, allowed))}")
-  return cls(**values)
+  try:
+    return cls(**values)
+  except ValueError as error:  # of values that do not go together
+    raise ValueError(f"config.{name}: {error}") from error
+
+
+def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+  """Check a config and return it without its workdir, of which no result depends.
+
+  `sections` gives for each top-level key its dataclass; the dataclasses of a section of several kinds by its `name`;
+  or the type of a plain value. Of the others only the numbers are checked. Raises ValueError.
+  """
+  for name, kind in sections.items():
+    if name not in config:
+      raise ValueError(f"the config has no {name!r}; it needs {', '.join(sections)}")
+    section = config[name]
+    if isinstance(kind, Mapping):
+      chosen = section.get("name") if isinstance(section, Mapping) else None
+      if chosen not in kind:
+        raise ValueError(f"config.{name}.name is {chosen!r}; one of {', '.join(kind)}")
+      kind = kind[chosen]
+    if dataclasses.is_dataclass(kind):
+      settings(kind, section, name)  # type: ignore[arg-type]
+    elif kind is Mapping and not isinstance(section, Mapping):
+      raise ValueError(f"config.{name} is {section!r}; it must be a section")
+    else:
+      check_value(kind, section, f"config.{name}")
+  _check_numbers(config, "config")
+  return {name: value for name, value in config.items() if name != "workdir"}
+
+
+def _check_numbers(value: Any, name: str) -> None:
+  """Raise ValueError for a number anywhere that no setting can have, of whatever section."""
+  if isinstance(value, Mapping):
+    for key, item in value.items():
+      _check_numbers(item, f"{name}.{key}")
+  elif isinstance(value, tuple | list):
+    for item in value:
+      _check_numbers(item, name)
+  elif type(value) in (int, float):
+    check_value(type(value), value, name)

@@ -18,9 +18,12 @@ def changed(variant, changes):
   [
     ({"model.n_heads": 0}, "n_heads is 0; it must be at least 1"),
     ({"mesh": (-1, 0, 1)}, "one size of at least 1"),
+    ({"seed": -1}, r"config\.seed is -1; it must be a whole number, at least 0"),
+    ({"seed": 2**70}, r"config\.seed is 1180591620717411303424; it must be a whole number, at least 0 and at most"),
+    ({"data.seed": -1}, r"config\.data\.seed is -1"),
     ({"memory.dtype": "float"}, r"config\.memory\.dtype is 'float'; one of float32, bfloat16, int8"),
     ({"memory.d_embed": 0}, r"memory\.d_embed is 0"),
-    ({"evaluation.periodic": 0}, r"evaluation\.periodic is 0; it must be at least 1"),
+    ({"evaluation.periodic": 0}, r"config\.evaluation\.periodic is 0; it must be a whole number, at least 1"),
     ({"data.name": "three_hop"}, r"config\.data\.name is 'three_hop'; one of two_hop, passages"),
     ({"sft_gold.max_tokens": 20}, r"a demonstration of \d+ tokens exceeds sft_gold\.max_tokens = 20"),
     ({"rl.control": "permuted", "rl.questions_per_step": 1}, "questions_per_step >= 2"),

@@ -176,8 +176,11 @@ def test_ways_to_remember_are_compared(tmp_path, capsys):
   [
     ({"memory": "all"}, "none, window, retrieval"),
     ({"task": {"name": "sudoku"}}, "rulebook, program, bbh, gsm8k"),
-    ({"task": {"name": "rulebook", "calls": 3}}, "1 call or 2"),
-    ({"task": {"name": "bbh", "path": "", "calls": 1}}, "--config.task.path=FILE"),
+    ({"task": {"name": "rulebook", "calls": 3}}, r"config\.task\.calls is 3; one of 1, 2"),
+    ({"task": {"name": "rulebook"}}, r"config\.task\.sizes is missing"),
+    ({"task": get_config("bbh").to_dict()["task"]}, "--config.task.path=FILE"),
+    ({"optimizer": {"batch_size": 0}}, r"config\.optimizer\.batch_size is 0; it must be a whole number, at least 1"),
+    ({"budget": {"cost": -1.0}}, r"config\.budget\.cost is -1\.0; it must be a finite number, at least 0"),
   ],
 )
 def test_settings_are_checked(change, message):
@@ -333,7 +336,7 @@ def test_ctrl_c_at_the_launcher_keeps_what_was_done(tmp_path):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--compare=retrieval,al"], "error: config.memory = 'al'; one of none, window, retrieval"),
+    (["--compare=retrieval,al"], "error: config.memory is 'al'; one of none, window, retrieval"),
     (["--config.budget.tokens=9000"], "error: the call may bring the run to 9,"),
     (
       ["--config.engines.critic.name=m", "--config.engines.critic.base_url=http://127.0.0.1:9/v1"],

@@ -3,7 +3,7 @@
 import pytest
 
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.settings import LoopConfig, RLConfig, SFTConfig, settings
+from selfrag_jax.train.settings import DocumentsConfig, LoopConfig, RLConfig, SFTConfig, read_config, settings
 
 
 def test_sections_nest_and_defaults_fill_up():
@@ -23,7 +23,19 @@ def test_sections_nest_and_defaults_fill_up():
     ({"demonstrations": "golden"}, r"config\.sft\.demonstrations is 'golden'; one of random, gold"),
     ({"optimizer": {"name": "lion"}}, r"config\.sft\.optimizer\.name is 'lion'; one of adamw, muon"),
     ({"batch_size": 6, "accumulate": 4}, "batch_size 6 is not divisible by accumulate 4"),
-    ({"accumulate": 0}, "batch_size 64 is not divisible by accumulate 0"),
+    ({"accumulate": 0}, r"config\.sft\.accumulate is 0; it must be a whole number, at least 1"),
+    ({"steps": 0}, r"config\.sft\.steps is 0; it must be a whole number, at least 1"),
+    ({"steps": 2.5}, r"config\.sft\.steps is 2\.5; it must be a whole number"),
+    ({"steps": True}, r"config\.sft\.steps is True; it must be a whole number"),
+    ({"steps": None}, r"config\.sft\.steps is None; it must be a whole number"),
+    ({"steps": 10**30}, r"config\.sft\.steps is 1e\+30; it must be a whole number, at least 1 and at most 2147483647"),
+    ({"optimizer": 3}, r"config\.sft\.optimizer is 3; it must be a section"),
+    (
+      {"optimizer": {"learning_rate": float("nan")}},
+      r"config\.sft\.optimizer\.learning_rate is nan; it must be a finite number, at least 0",
+    ),
+    ({"optimizer": {"learning_rate": 10**400}}, r"learning_rate is 1e\+300; it must be a finite number"),
+    ({"optimizer": {"b1": 1.0}}, r"config\.sft\.optimizer\.b1 is 1\.0; it must be .* at least 0 and less than 1"),
   ],
 )
 def test_a_mistake_is_named_with_what_fits(section, message):
@@ -32,10 +44,42 @@ def test_a_mistake_is_named_with_what_fits(section, message):
 
 
 def test_reinforcement_needs_siblings_and_whole_micro_batches():
-  with pytest.raises(ValueError, match="rollouts_per_question is 1; comparing them takes at least 2"):
+  with pytest.raises(
+    ValueError, match=r"config\.rl\.rollouts_per_question is 1; it must be a whole number, at least 2"
+  ):
     settings(RLConfig, {"rollouts_per_question": 1}, "rl")
   with pytest.raises(ValueError, match="the number of rollouts 6 is not divisible by accumulate 4"):
     settings(RLConfig, {"questions_per_step": 3, "rollouts_per_question": 2, "accumulate": 4}, "rl")
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"keep_checkpoints": 0}, "keep_checkpoints is 0; it must be a whole number, at least 1"),
+    ({"checkpoint_every": -1}, "checkpoint_every is -1; it must be a whole number, at least 0"),
+    ({"preempted_exit_code": 300}, "preempted_exit_code is 300; it must be a whole number, at least 0 and at most 255"),
+  ],
+)
+def test_settings_made_in_python_are_checked_too(change, message):
+  assert LoopConfig(checkpoint_every=0).checkpoint_every == 0
+  with pytest.raises(ValueError, match=message):
+    LoopConfig(**change)
+
+
+def test_a_list_is_checked_item_by_item():
+  with pytest.raises(ValueError, match=r"config\.documents\.n_documents is 0; it must be a whole number, at least 1"):
+    settings(DocumentsConfig, {"n_documents": (5, 0)}, "documents")
+  for value in ((), 5, "5"):
+    with pytest.raises(ValueError, match=r"n_documents is .*; it must be a list of at least one, each a whole number"):
+      settings(DocumentsConfig, {"n_documents": value}, "documents")
+
+
+def test_what_no_type_says_is_still_a_number():
+  config = {"seed": 1, "retrievers": {"mine": {"weights": (0.5, float("inf"))}}}
+  with pytest.raises(ValueError, match=r"config\.retrievers\.mine\.weights is inf; it must be a finite number"):
+    read_config(config, {"seed": int})
+  with pytest.raises(ValueError, match="the config has no 'mesh'; it needs seed, mesh"):
+    read_config(config, {"seed": int, "mesh": tuple})
 
 
 def test_settings_cannot_be_changed():
