@@ -48,28 +48,37 @@ def load_model(
     mesh: the devices that hold the parameters (None: all, as replicas).
 
   Raises:
-    FileNotFoundError: there is nothing to load.
-    ValueError: another tokenizer.
+    FileNotFoundError: there is nothing to load, or nothing that is intact.
+    ValueError: another tokenizer, a run of something else than a language model, or a phase of what is no run.
   """
   mesh = mesh or make_mesh()
   phases = epath.Path(source) / "checkpoints"
   if not phases.is_dir():
+    if phase is not None:
+      raise ValueError(f"{source} is no workdir of launch/train.py, so it has no phase {phase!r}")
     pretrained = load_pretrained(source)
     shardings = param_shardings(pretrained.config, mesh)
     if tokenizer and pretrained.tokenizer and tokenizer.fingerprint != pretrained.tokenizer.fingerprint:
       raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
     params = jax.device_put(dict(pretrained.params), shardings)
     return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, pretrained.context_tokens)
-  folder = phases / phase if phase else max(phases.iterdir(), key=lambda path: path.stat().mtime)
-  metadata = read_metadata(folder) if folder.is_dir() else None
+  known = {path.name: path for path in phases.iterdir() if path.is_dir()}
+  name = phase or max(known, key=lambda name: known[name].stat().mtime, default="")
+  metadata = read_metadata(known[name]) if name in known else None
   if metadata is None:
-    known = ", ".join(sorted(path.name for path in phases.iterdir()))
-    raise FileNotFoundError(f"{folder} has no intact checkpoint; the phases of {source} are {known}")
-  if tokenizer is not None and metadata["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+    names = ", ".join(sorted(known)) or "none"
+    raise FileNotFoundError(f"{phases / name} has no intact checkpoint; the phases of {source} are {names}")
+  folder = known[name]
+  if not isinstance(metadata.get("model"), dict) or not isinstance(metadata.get("tokenizer"), dict):
+    raise ValueError(f"{folder} holds no language model, but what another experiment trained")
+  if tokenizer is not None and metadata["tokenizer"].get("fingerprint") != tokenizer.fingerprint:
     ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
     saved = json.dumps(metadata["tokenizer"])
     raise ValueError(f"{folder} was trained with the tokenizer {saved}, not {json.dumps(ours)}")
-  config = ModelConfig(**metadata["model"])
+  try:
+    config = ModelConfig(**metadata["model"])
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
   shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
   abstract = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -1,6 +1,7 @@
 """`load_model`: what was saved is what is loaded, in another process too; what does not fit is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,40 @@ def test_the_phase_chooses_and_the_last_is_the_default(workdir):
   embed = lambda phase: np.asarray(load_model(workdir, phase).params["params"]["embed"])
   np.testing.assert_array_equal(embed(None), embed("rl"))
   assert (embed("rl") != embed("sft")).any()
+
+
+def test_a_folder_that_is_no_run_or_holds_nothing_intact_is_named(workdir, tmp_path):
+  (phases := tmp_path / "run" / "checkpoints").mkdir(parents=True)
+  with pytest.raises(FileNotFoundError, match=r"no intact checkpoint; the phases of .* are none"):
+    load_model(tmp_path / "run")
+  (phases / "notes.txt").write_text("mine")  # newer than any phase
+  with pytest.raises(FileNotFoundError, match=r"no intact checkpoint; the phases of .* are none"):
+    load_model(tmp_path / "run")
+  shutil.copytree(workdir / "checkpoints" / "sft", phases / "sft")
+  (phases / "notes.txt").touch()
+  assert load_model(tmp_path / "run").config == CONFIG
+  (phases / "sft" / "1" / "manifest.json").write_text("5")
+  for phase in (None, "sft", "notes.txt", "../checkpoints/sft"):
+    with pytest.raises(FileNotFoundError, match=r"no intact checkpoint; the phases of .* are sft"):
+      load_model(tmp_path / "run", phase)
+  with pytest.raises(ValueError, match=r"is no workdir of launch/train.py, so it has no phase 'sft'"):
+    load_model(tmp_path, "sft")
+
+
+@pytest.mark.parametrize(
+  ("metadata", "message"),
+  [
+    ({"config": {}}, "holds no language model"),
+    ({"model": 5, "tokenizer": {}}, "holds no language model"),
+    ({"model": {"vocab_size": 8, "gears": 5}, "tokenizer": {}}, "a model that this version does not know: .*gears"),
+    ({"model": {"vocab_size": 0}, "tokenizer": {}}, "a model that this version does not know: vocab_size is 0"),
+  ],
+)
+def test_a_checkpoint_of_something_else_is_named(tmp_path, metadata, message):
+  with Checkpointer(checkpoints(tmp_path, "encoder")) as saver:
+    saver.save(1, {"x": np.zeros(2)}, metadata=metadata)
+  with pytest.raises(ValueError, match=message):
+    load_model(tmp_path)
 
 
 def test_what_does_not_fit_is_refused(workdir, tmp_path):
