@@ -6,10 +6,11 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -24,20 +25,42 @@ WORKDIR = flags.DEFINE_string(
 )
 
 
-def build(argv: list[str], modules: Mapping[str, str]) -> tuple[ModuleType, Any]:
-  """Return the module of the experiment that the config names, and the experiment. Nothing has been written then."""
+def read(argv: list[str], modules: Mapping[str, str]) -> dict[str, Any]:
+  """Return the config as nested dicts. Raises ValueError if there is none, or none of an experiment of `modules`."""
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
-  if CONFIG.value is None:
+  if not flags.FLAGS["config"].present:
     raise ValueError("which config? --config=configs/refrag.py, or another file of configs/")
-  config = CONFIG.value.to_dict()
+  path = config_flags.get_config_filename(flags.FLAGS["config"])
+  try:
+    config = CONFIG.value.to_dict()
+  except AttributeError:
+    raise ValueError(f"{path}: get_config() returned {CONFIG.value!r:.60}, it must return a ConfigDict") from None
+  if (name := config.get("experiment")) not in list(modules):
+    known = f"{Path(sys.argv[0]).name} runs {', '.join(modules)}"
+    missing = f"the config of {path} has no experiment"
+    raise ValueError(f"config.experiment is {name!r}; {known}" if "experiment" in config else f"{missing}; {known}")
+  return config
+
+
+def output(config: Mapping[str, Any]) -> str:
+  """Return the workdir, after a look whether it can be one. Raises ValueError or OSError."""
+  from selfrag_jax.train.workdir import check_workdir
+
+  workdir = config.get("workdir", "") if WORKDIR.value is None else WORKDIR.value
+  if not isinstance(workdir, str):
+    raise ValueError(f"config.workdir is {workdir!r}; it must be the name of a folder")
+  check_workdir(workdir, config["experiment"])
+  return workdir
+
+
+def build(config: Mapping[str, Any], modules: Mapping[str, str]) -> tuple[ModuleType, Any]:
+  """Return the module of the experiment that the config names, and the experiment. Nothing has been written then."""
   from selfrag_jax.mesh import configure_xla, start_distributed
 
   configure_xla()
   start_distributed()
-  if (name := config["experiment"]) not in modules:
-    raise ValueError(f"config.experiment is {name!r}; {Path(sys.argv[0]).name} runs {', '.join(modules)}")
-  module = importlib.import_module(modules[name])
+  module = importlib.import_module(modules[config["experiment"]])
   return module, module.build(config)
 
 
@@ -88,6 +111,9 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError, FolderError)
     mendable = (*mendable, EngineError, GradientStoreError, StoreError)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the second are XLA's words
+      first = " ".join(str(error).split())[:200]
+      sys.exit(f"error: not enough memory; smaller sizes, such as of a batch, take less. {first}".strip())
     if isinstance(error, ImportError) and error.name is None:  # one of ours: it says what to install
       sys.exit(f"error: {error}")
     if logging.vlog_is_on(1) or not isinstance(error, mendable):
@@ -103,10 +129,48 @@ def _unread(error: Exception) -> str:
   return f"{reason}; the path of a config begins in the folder that you are in, those of this project are in {folder}"
 
 
+def _in_config(error: BaseException, argv: list[str]) -> str | None:
+  """Say where in a config file an error arose, and what it was; None if it did not arise there."""
+  while error.__context__ is not None:  # ml_collections and absl raise others in its place
+    error = error.__context__
+  if isinstance(error, SyntaxError) and error.filename:
+    return f"{error.filename}, line {error.lineno}: {error.msg}"
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+  library = [place for place, frame in enumerate(frames) if frame.filename == config_flags.config_flags.__file__]
+  own = frames[library[-1] + 1 :] if library else []
+  reason = " ".join(str(error).split())
+  if own:
+    line = [frame.lineno for frame in own if frame.filename == own[0].filename][-1]
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{own[0].filename}, line {line}: {kind}{reason}"
+  flag = next((arg for arg in argv if arg.startswith(("--config=", "-config="))), "--config")
+  return f"{flag}: {reason}" if "get_config" in reason or isinstance(error, SyntaxError) else None
+
+
 def _parse(argv: list[str]) -> list[str]:
+  if {"-h", "-help", "--help", "-helpshort", "--helpshort"} & set(argv):
+    main = sys.modules["__main__"]
+    print((main.__doc__ or "").strip(), flags.FLAGS.main_module_help(), "", sep="\n")
+    print("--helpfull lists the flags of the libraries too.")
+    sys.exit(0)
+  logging.set_verbosity(logging.ERROR)  # a config that is none is an error here, no warning
   try:
-    return flags.FLAGS(argv)
-  except flags.Error as error:  # of an error in a config file the last line says what is wrong
+    rest = flags.FLAGS(argv)
+    own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
+    if foreign := [name for name in ("config", "workdir") if flags.FLAGS[name].present and name not in own]:
+      raise flags.Error(f"{Path(argv[0]).name} has no flag --{foreign[0]}")
+    return rest
+  except Exception as error:
+    if not isinstance(error, OSError) and (where := _in_config(error, argv)):
+      sys.exit(f"error: {where}")
+    return _refuse(error, argv)
+
+
+def _refuse(error: Exception, argv: list[str]) -> NoReturn:
+  """End with what is wrong with the flags in one line; raise again what is no mistake of theirs."""
+  try:
+    raise error
+  except flags.Error as error:
     sys.exit(f"error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')}")
   except OSError as error:
     sys.exit(f"error: {_unread(error)}")

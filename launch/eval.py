@@ -8,10 +8,12 @@ could not run.
 import sys
 
 from absl import flags
-from command import CONFIG, WORKDIR, build, run
+from command import build, output, read, run
 
 DATA = flags.DEFINE_string("data", None, "Files that the experiment reads: short for --config.data.path.")
 MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: what a value of the report must reach, as bm25.ndcg@10=0.78.")
+for shared in ("config", "workdir"):
+  flags.declare_key_flag(shared)
 EXPERIMENTS = {
   "position_recall": "selfrag_jax.evals.position_recall",
   "position_recall_sweep": "selfrag_jax.evals.sweep",
@@ -22,17 +24,21 @@ EXPERIMENTS = {
 
 def main(argv: list[str]) -> None:
   """Run the experiment that the config describes."""
-  if DATA.value and CONFIG.value:
-    if "path" not in CONFIG.value.get("data", {}):
-      raise ValueError("--data: this config reads no files; configs/position_recall.py:documents does")
-    CONFIG.value.data.path = DATA.value
-  from selfrag_jax.evals.gates import missed, parse_gate
+  from selfrag_jax.evals.gates import check_names, missed, parse_gate
 
   gates = [parse_gate(text) for text in MIN.value]
-  module, experiment = build(argv, EXPERIMENTS)
+  config = read(argv, EXPERIMENTS)
+  if DATA.value is not None:
+    if "path" not in config.get("data", {}):
+      raise ValueError("--data: this config reads no files; configs/position_recall.py:documents does")
+    config["data"]["path"] = DATA.value
+  folder = output(config)
+  module, experiment = build(config, EXPERIMENTS)
+  if hasattr(module, "value_names"):
+    check_names(gates, module.value_names(experiment))
   from selfrag_jax.train.workdir import open_workdir
 
-  with open_workdir(WORKDIR.value or CONFIG.value.workdir) as workdir:
+  with open_workdir(folder, config["experiment"]) as workdir:
     report = module.run(experiment, workdir)
   if failures := missed(report, gates):
     print(*(f"missed: {failure}" for failure in failures), sep="\n", file=sys.stderr)

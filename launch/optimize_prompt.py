@@ -5,21 +5,25 @@ remember with the same cases and prints paired intervals. The workdir has report
 """
 
 from absl import flags
-from command import CONFIG, WORKDIR, build, run
+from command import build, output, read, run
 
 COMPARE = flags.DEFINE_list("compare", [], "Ways to remember that are compared: none, window, retrieval.")
+for shared in ("config", "workdir"):
+  flags.declare_key_flag(shared)
 EXPERIMENTS = {"gradient_rag": "selfrag_jax.evals.prompt_optimization"}
 
 
 def main(argv: list[str]) -> None:
   """Run what the config describes."""
-  module, experiment = build(argv, EXPERIMENTS)
+  config = read(argv, EXPERIMENTS)
+  folder = output(config)
+  module, experiment = build(config, EXPERIMENTS)
   from selfrag_jax.train.workdir import open_workdir
 
-  configs = {memory: {**CONFIG.value.to_dict(), "memory": memory} for memory in COMPARE.value}
-  for config in configs.values():
-    module.build(config)  # refuses what cannot be run before anything is
-  with open_workdir(WORKDIR.value or CONFIG.value.workdir) as workdir:
+  configs = {memory: {**config, "memory": memory} for memory in COMPARE.value}
+  for one in configs.values():
+    module.build(one)  # refuses what cannot be run before anything is
+  with open_workdir(folder, config["experiment"]) as workdir:
     module.compare(configs, workdir) if configs else module.run(experiment, workdir)
 
 

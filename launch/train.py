@@ -4,9 +4,11 @@ Run the same command again to resume. `--v=1` shows where an error arose.
 """
 
 from absl import flags
-from command import CONFIG, WORKDIR, build, run
+from command import build, output, read, run
 
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
+for shared in ("config", "workdir"):
+  flags.declare_key_flag(shared)
 EXPERIMENTS = {
   "refrag": "selfrag_jax.evals.refrag",
   "self_rag": "selfrag_jax.evals.self_rag",
@@ -18,13 +20,15 @@ EXPERIMENTS = {
 
 def main(argv: list[str]) -> None:
   """Run the phases that the config has."""
-  module, experiment = build(argv, EXPERIMENTS)
+  config = read(argv, EXPERIMENTS)
+  folder = "" if DRY_RUN.value else output(config)
+  module, experiment = build(config, EXPERIMENTS)
   if DRY_RUN.value:
     module.dry_run(experiment)
     return
   from selfrag_jax.train.workdir import open_workdir
 
-  with open_workdir(WORKDIR.value or CONFIG.value.workdir) as workdir:
+  with open_workdir(folder, config["experiment"]) as workdir:
     module.run(experiment, workdir)
 
 

@@ -1,6 +1,8 @@
 """Gates of scripted evaluations: what a report must reach."""
 
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -15,9 +17,20 @@ def parse_gate(text: str) -> Gate:
   """Read `NAME=VALUE`. Raises ValueError."""
   name, _, value = text.rpartition("=")
   try:
-    return Gate(name, float(value))
+    gate = Gate(name.strip(), float(value))
   except ValueError:
-    raise ValueError(f"--min={text}: write NAME=VALUE, such as bm25.ndcg@10=0.78") from None
+    gate = Gate("", math.nan)
+  if not gate.name or "=" in gate.name or not math.isfinite(gate.least):
+    raise ValueError(f"--min={text}: write NAME=VALUE with a number, such as bm25.ndcg@10=0.78")
+  return gate
+
+
+def check_names(gates: Iterable[Gate], names: Iterable[str]) -> None:
+  """Raise ValueError, with the closest name, for a gate of a value that no report will have."""
+  names = sorted(names)
+  for gate in gates:
+    if gate.name not in names:
+      raise ValueError(f"--min: the report has no {gate.name}; {_suggestion(gate.name, names)}")
 
 
 def value_of(report: Mapping[str, Any], name: str) -> float:
@@ -29,11 +42,16 @@ def value_of(report: Mapping[str, Any], name: str) -> float:
     for key in name.split("."):
       if not isinstance(found, Mapping) or key not in found:
         known = sorted(map(str, found)) if isinstance(found, Mapping) else []
-        raise ValueError(f"--min: the report has no {name}; at {key!r} it has {', '.join(known) or 'a value'}")
+        raise ValueError(f"--min: the report has no {name}; at {key!r} {_suggestion(key, known)}")
       found = found[key]
   if isinstance(found, bool) or not isinstance(found, (int, float)):
     raise ValueError(f"--min: {name} is no number in the report")
   return float(found)
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+  close = difflib.get_close_matches(name, known, n=1)
+  return f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'a value'}"
 
 
 def missed(report: Mapping[str, Any], gates: list[Gate]) -> list[str]:

@@ -1,24 +1,65 @@
-"""A run's folder: one run at a time."""
+"""A run's folder: of one experiment, and one run at a time."""
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
 
 import jax
 from etils import epath
 
-from selfrag_jax.files import lock_folder
+from selfrag_jax.files import is_local, lock_folder, write_json
+
+RUN = "run.json"  # which experiment a folder is of
+SHARED = {"position_recall": "self_rag"}  # the first goes on where the phases of the second have come to
+
+
+def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
+  """Tell before any work that a run cannot write into a folder, which need not be there yet. Changes nothing.
+
+  Raises NotADirectoryError, PermissionError, and ValueError for a folder of another experiment.
+  """
+  if not os.fspath(path):
+    raise ValueError("the workdir is an empty name; give the folder that checkpoints, metrics and reports go to")
+  if not is_local(path):
+    return
+  workdir = epath.Path(path).absolute()
+  there = next(folder for folder in (workdir, *workdir.parents) if os.path.lexists(folder))
+  if not there.is_dir():
+    raise NotADirectoryError(f"the workdir {path} cannot be made: {there} is no folder")
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise PermissionError(f"the workdir {path} cannot be written: no permission to write into {there}")
+  other = _experiment_of(workdir) if experiment else None
+  if other and SHARED.get(other, other) != SHARED.get(experiment, experiment):
+    raise ValueError(f"the workdir {path} is of experiment {other!r}, this one is {experiment!r}: use another workdir")
 
 
 @contextlib.contextmanager
-def open_workdir(path: epath.PathLike) -> Iterator[epath.Path]:
+def open_workdir(path: epath.PathLike, experiment: str = "") -> Iterator[epath.Path]:
   """Create the folder and let process 0 hold its lock, so that two runs never write into one workdir.
 
-  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock.
+  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and what
+  `check_workdir` raises.
   """
+  check_workdir(path, experiment)
   workdir = epath.Path(path)
   workdir.mkdir(parents=True, exist_ok=True)
   if jax.process_index() != 0:
     yield workdir
     return
   with lock_folder(workdir, "stop that run, or give this one another workdir"):
+    check_workdir(path, experiment)  # another run may have begun meanwhile
+    if experiment and _experiment_of(workdir) is None:
+      write_json(workdir / RUN, {"experiment": experiment})
     yield workdir
+
+
+def _experiment_of(workdir: epath.Path) -> str | None:
+  """Return the experiment that a folder says it is of, or its checkpoints do; None where nothing says it."""
+  for path in (workdir / RUN, *workdir.glob("checkpoints/*/*/metadata.json")):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # damaged, or not ours
+      found = json.loads(path.read_bytes())
+      name = found["experiment"] if path.name == RUN else found["metadata"]["config"]["experiment"]
+      if isinstance(name, str):
+        return name
+  return None

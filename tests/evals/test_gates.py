@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfrag_jax.evals.gates import missed, parse_gate
+from selfrag_jax.evals.gates import check_names, missed, parse_gate
 
 REPORT = {"bm25.ndcg@10": 0.75, "conditions": {"memory": {"accuracy": 1.0}}, "name": "x", "lost": float("nan")}
 
@@ -13,11 +13,26 @@ def test_gates_are_met_or_missed():
   assert missed(REPORT, [parse_gate("bm25.ndcg@10=0.76")]) == ["bm25.ndcg@10 is 0.75, not 0.76 or more"]
 
 
+def test_a_name_that_no_report_will_have_is_refused_with_the_closest():
+  check_names([parse_gate("bm25.ndcg@10=1")], REPORT)
+  with pytest.raises(ValueError, match=r"the report has no bm25\.ndgc@10; did you mean bm25\.ndcg@10\?"):
+    check_names([parse_gate("bm25.ndgc@10=1")], REPORT)
+
+
 @pytest.mark.parametrize(
   ("gate", "message"),
   [
     ("bm25", "write NAME=VALUE"),
     ("a=b", "write NAME=VALUE"),
+    ("foo", "write NAME=VALUE"),
+    ("a=b=c", "write NAME=VALUE"),
+    ("a=1=2", "write NAME=VALUE"),
+    ("lost=nan", "write NAME=VALUE with a number"),
+    ("lost=inf", "write NAME=VALUE with a number"),
+    ("=1", "write NAME=VALUE"),
+    ("", "write NAME=VALUE"),
+    ("bm25.ndgc@10=1", r"no bm25.ndgc@10; at 'bm25' it has bm25.ndcg@10"),
+    ("conditions.memmory.accuracy=1", r"at 'memmory' did you mean memory\?"),
     ("bm26.ndcg@10=1", "the report has no bm26.ndcg@10; at 'bm26' it has bm25.ndcg@10, conditions"),
     ("conditions.memory.acc=1", "at 'acc' it has accuracy"),
     ("name=1", "name is no number"),

@@ -5,6 +5,7 @@ import gc
 import signal
 import time
 
+import jax
 import pytest
 from jax._src import lib
 
@@ -26,6 +27,15 @@ def test_a_missing_extra_is_named_with_its_command():
 def test_a_bug_keeps_its_traceback():
   with pytest.raises(ModuleNotFoundError):
     _one_line(raises(ModuleNotFoundError("No module named 'selfrag_jax.x'", name="selfrag_jax.x")), [])
+
+
+@pytest.mark.parametrize(
+  "error", [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n 9 bytes")]
+)
+def test_too_little_memory_is_one_line(error):
+  with pytest.raises(SystemExit, match="error: not enough memory; smaller sizes, such as of a batch") as ended:
+    _one_line(raises(error), [])
+  assert "\n" not in str(ended.value)
 
 
 def test_ctrl_c_is_one_line_and_the_code_of_shells(capsys):
