@@ -87,5 +87,5 @@ def test_what_does_not_fit_is_refused(tmp_path):
   config["data"]["path"] = str(tmp_path)
   with pytest.raises(ValueError, match=r"a has questions with 1 documents, documents\.n_documents asks for 3"):
     build(config)
-  with pytest.raises(ValueError, match=r"documents\.top_k is 0; it must be at least 1"):
+  with pytest.raises(ValueError, match=r"config\.documents\.top_k is 0; it must be a whole number, at least 1"):
     build({**config, "documents": {"top_k": 0}})
