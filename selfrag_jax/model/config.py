@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-import numbers
 import reprlib
 from collections.abc import Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 VOCAB_MULTIPLE = 128  # embedding rows are padded to whole TPU lanes
 # What no machine holds is a mistake in a config, and is said before somebody tries to allocate it.
@@ -71,22 +72,23 @@ class ModelConfig:
     for field in dataclasses.fields(self):
       if problem := unfit(field.name, value := getattr(self, field.name)):
         raise ValueError(f"{field.name} is {reprlib.repr(value)}; it must be {problem}")
-    set_("block_pattern", parse_block_pattern(self.block_pattern, self.n_layers))
+    blocks = parse_block_pattern(self.block_pattern, self.n_layers)
+    set_("block_pattern", blocks)
     if self.head_dim is None:
-      if "T" in self.block_pattern and self.d_model % self.n_heads:
+      if "T" in blocks and self.d_model % self.n_heads:
         raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; set head_dim")
       set_("head_dim", max(self.d_model // self.n_heads, 1))
     if self.n_kv_heads is None:
       set_("n_kv_heads", self.n_heads)
     if self.n_heads % self.kv_heads:
       raise ValueError(f"n_heads {self.n_heads} is not divisible by n_kv_heads {self.kv_heads}")
-    if "T" in self.block_pattern and self.head_width % 2:
+    if "T" in blocks and self.head_width % 2:
       raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
     if self.mlp_dim is None:
       set_("mlp_dim", math.ceil((4 if self.mlp == "relu2" else 8 / 3) * self.d_model / 32) * 32)
-    if "M" in self.block_pattern and self.ssm_inner % self.ssm_head_dim:
+    if "M" in blocks and self.ssm_inner % self.ssm_head_dim:
       raise ValueError(f"ssm_expand * d_model {self.ssm_inner} is not divisible by ssm_head_dim {self.ssm_head_dim}")
-    if "M" in self.block_pattern and self.ssm_heads % self.ssm_groups:
+    if "M" in blocks and self.ssm_heads % self.ssm_groups:
       raise ValueError(f"{self.ssm_heads} SSM heads are not divisible by ssm_groups {self.ssm_groups}")
     if (total := count_params(self)["total"]) > MAX_PARAMS:
       raise ValueError(
@@ -156,13 +158,14 @@ def unfit(name: str, value: Any) -> str | None:
   if kind.startswith("int"):
     return unfit_size(value, MAX_LAYERS if name == "n_layers" else MAX_SIZE)
   low, high = (0.0, POSITIVE[1]) if name == "init_scale" else POSITIVE
-  number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  return None if number and low <= value <= high else f"a number from {low} to {high}"
+  if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and low <= value <= high:
+    return None
+  return f"a number from {low} to {high}"
 
 
 def unfit_size(value: Any, limit: int = MAX_SIZE) -> str | None:
   """Return what a size must be, None if it is that."""
-  if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+  if not isinstance(value, int | np.integer) or isinstance(value, bool):
     return "a whole number"
   return "at least 1" if value < 1 else f"at most {limit}" if value > limit else None
 

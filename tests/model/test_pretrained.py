@@ -178,8 +178,24 @@ def test_a_head_stored_beside_tied_embeddings_must_equal_them(tmp_path):
   np.testing.assert_allclose(our_logits(load_pretrained(tmp_path)), their_logits(model), atol=1e-4, rtol=0)
   tensors["lm_head.weight"][3, 5] += 1
   save_file(tensors, tmp_path / "model.safetensors")
-  with pytest.raises(ValueError, match=r"lm_head\.weight"):
+  with pytest.raises(ValueError, match=r"lm_head\.weight is not model\.embed_tokens\.weight, .*tie_word_embeddings"):
     load_pretrained(tmp_path)
+
+
+def test_a_head_that_is_missing_may_be_one_that_the_config_does_not_call_tied(llama):
+  tensors = load_file(llama / "model.safetensors")
+  del tensors["lm_head.weight"]
+  save_file(tensors, llama / "model.safetensors", metadata={"format": "pt"})
+  with pytest.raises(ValueError, match=r"lm_head\.weight is missing, and the config does not say tie_word_embeddings"):
+    load_pretrained(llama)
+
+
+@pytest.mark.parametrize("longest", ["96", 0, 96.5, [96]])
+def test_a_longest_context_that_is_no_number_is_named(llama, longest):
+  config = json.loads((llama / "config.json").read_text())
+  (llama / "config.json").write_text(json.dumps(config | {"max_position_embeddings": longest}))
+  with pytest.raises(ValueError, match=r"config\.json: the longest context is .*; it must be "):
+    load_pretrained(llama)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """A language model embeds texts and judges passages: against sums by hand over its whole logits."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from selfrag_jax import files
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.dense import DenseRetriever
@@ -100,3 +103,35 @@ def test_sync_keeps_what_a_model_was_standardised_by(folder, tmp_path):
   after = load(tmp_path / "kb")
   np.testing.assert_array_equal(after.encoder.constants["mean"], before.encoder.constants["mean"])
   np.testing.assert_array_equal(after.vectors[: len(before)], before.vectors)
+
+
+def test_an_encoder_whose_saving_dies_is_not_loaded_without_its_constants(folder, tmp_path, monkeypatch):
+  """Vectors of states that are not standardised are other vectors."""
+  encoder = LMEncoder.load(folder)
+  encoder.fit(TEXTS)
+  encoder.save(tmp_path / "out", encoder.params)
+  np.testing.assert_array_equal(LMEncoder.load(tmp_path / "out").constants["mean"], encoder.constants["mean"])
+  write = files.write_bytes_atomic
+
+  def die(path, data):
+    if path.name == "encoder.npz":
+      raise OSError("disk full")
+    write(path, data)
+
+  monkeypatch.setattr(files, "write_bytes_atomic", die)
+  for target in ("out", "new"):
+    with pytest.raises(OSError, match="disk full"):
+      encoder.save(tmp_path / target, encoder.params)
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+      LMEncoder.load(tmp_path / target)
+
+
+@pytest.mark.parametrize("arrays", [{}, {"mean": np.zeros(32, np.float32)}, {"mean": 3, "scale": 4}, None])
+def test_constants_that_are_none_are_named(folder, tmp_path, arrays):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  if arrays is None:
+    (copy / "encoder.npz").write_bytes(b"no arrays")
+  else:
+    np.savez(copy / "encoder.npz", **arrays)
+  with pytest.raises(ValueError, match=r"encoder\.npz"):
+    LMEncoder.load(copy)
