@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   from selfrag_jax.retrieval import commands
   from selfrag_jax.retrieval.base import import_plugins
   from selfrag_jax.retrieval.folder import FolderError
-  from selfrag_jax.retrieval.sources import printable
+  from selfrag_jax.text.printable import printable
 
   configure_xla()
   try:

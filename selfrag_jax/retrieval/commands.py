@@ -14,7 +14,8 @@ from selfrag_jax.retrieval.knowledge_base import merge_knowledge_bases, prepare_
 from selfrag_jax.retrieval.listing import told_kinds
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.reading import dense_parts
-from selfrag_jax.retrieval.sources import READERS, printable
+from selfrag_jax.retrieval.sources import READERS
+from selfrag_jax.text.printable import printable
 
 SAME = 1e-3  # cosine distance between a vector and the same text embedded again, in another precision perhaps
 SHOWN = 200  # characters of a document

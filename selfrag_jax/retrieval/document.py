@@ -1,11 +1,13 @@
 """`Document`: a text with an id, which a retriever returns with a score; files of them."""
 
+import copy
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 # in the metadata of what a knowledge base was built of: the file, and which of the document's chunks it is
 FILE, PART = "kb:file", "kb:chunk"
@@ -13,31 +15,64 @@ FILE, PART = "kb:file", "kb:chunk"
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """A text of a knowledge base. It cannot be changed: a result is a copy with its own `score`."""
+  """A text of a knowledge base. It cannot be changed: a result is a copy with its own `score`.
 
-  id: str
+  A document that is given no id has the digest of what it holds, the same in every process: equal ones share it.
+  """
+
+  id: str = cast(str, None)
   title: str = ""
   content: str = ""
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   score: float | None = None  # of the search that found it; higher is better
   source: str = ""  # where it comes from: a file, an address
+  # of a result that several retrievers found: what each of them said, {retriever, part, rank, score, gives}
+  components: Sequence[Mapping[str, Any]] = ()
 
   def __post_init__(self):
     """Raises ValueError for an id or texts of another type, and for metadata that JSON cannot name."""
-    for name in ("id", "title", "content", "source"):
-      if not isinstance(getattr(self, name), str):
-        raise ValueError(f"{name} of document {self.id!r} is {getattr(self, name)!r}, it must be a text")
-    if not self.id:
-      raise ValueError(f"a document needs an id that is not empty; its content begins with {self.content[:40]!r}")
+    for name in ("title", "content", "source") if self.id is None else ("id", "title", "content", "source"):
+      text = getattr(self, name)
+      if not isinstance(text, str):
+        raise ValueError(f"{name} of document {self.id!r} is {text!r}, it must be a text")
+      if not is_utf8(text):
+        raise ValueError(f"{name} of document {self.id!r} has half a surrogate pair, which UTF-8 cannot hold: {text!r}")
+    if not isinstance(self.metadata, Mapping):
+      raise ValueError(
+        f"metadata of document {self.id!r} is {self.metadata!r}, it must be a mapping of names to values"
+      )
     if bad := [key for key in self.metadata if not isinstance(key, str)]:
       raise ValueError(f"document {self.id!r} has metadata under {bad[0]!r}; names are texts")
-    object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+    if self.id == "":
+      raise ValueError(
+        f"a document needs an id that is not empty, or none; its content begins with {self.content[:40]!r}"
+      )
+    object.__setattr__(self, "metadata", MappingProxyType(_copied(self.metadata)))
+    object.__setattr__(self, "components", tuple(map(dict, self.components)))
+    if self.id is None:
+      object.__setattr__(self, "id", self._digest())
 
-  def with_score(self, score: float) -> "Document":
+  def __hash__(self) -> int:
+    return hash(self.id)
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Return what pickle and copy can hold: a view of a dictionary is neither."""
+    return {**self.__dict__, "metadata": dict(self.metadata)}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state, metadata=MappingProxyType(state["metadata"]))
+
+  def _digest(self) -> str:
+    """Return an id of what the document holds. Raises ValueError for metadata that is not JSON."""
+    held = [self.title, self.content, self.source, dict(self.metadata)]
+    return hashlib.sha256(_as_json(held, "a document without id", sort_keys=True)).hexdigest()[:32]
+
+  def with_score(self, score: float, components: Sequence[Mapping[str, Any]] = ()) -> "Document":
     """Return a copy with a score, which is all that differs: the fields have been checked."""
-    copy = object.__new__(Document)
-    copy.__dict__.update(self.__dict__, score=score)  # dataclasses.replace takes as long as a search by BM25
-    return copy
+    result = object.__new__(type(self))
+    # dataclasses.replace takes as long as a search by BM25
+    result.__dict__.update(self.__dict__, score=score, components=tuple(components))
+    return result
 
   @property
   def text(self) -> str:
@@ -50,18 +85,42 @@ class Document:
     return {**self.metadata, "id": self.id, "title": self.title, "source": self.source}
 
   def to_dict(self) -> dict[str, Any]:
-    """Return the document as JSON holds it."""
-    return {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, "metadata": dict(self.metadata)}
+    """Return the document as JSON holds it; `components` only where there are some."""
+    record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    record |= {"metadata": _copied(self.metadata), "components": [dict(each) for each in self.components]}
+    return record if self.components else {name: value for name, value in record.items() if name != "components"}
 
   @classmethod
   def from_dict(cls, record: Mapping[str, Any]) -> "Document":
-    """Make a document of `to_dict`. Raises ValueError, naming what is missing or unknown."""
+    """Make a document of `to_dict`. Raises ValueError, naming what is unknown."""
     known = {field.name for field in dataclasses.fields(cls)}
     if unknown := record.keys() - known:
       raise ValueError(f"a document has no {', '.join(sorted(unknown))}; put it into metadata. It has {sorted(known)}")
-    if "id" not in record:
-      raise ValueError(f"a document needs an id; this one has {sorted(record)}")
     return cls(**record)
+
+
+def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
+  """Return metadata that shares nothing that can be changed with what was given."""
+  return {name: copy.deepcopy(v) if isinstance(v, (dict, list, set)) else v for name, v in metadata.items()}
+
+
+def is_utf8(text: str) -> bool:
+  """Tell whether a text can be written as UTF-8: a lone surrogate, which JSON can bring, cannot."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def _as_json(value: Any, what: str, **options: Any) -> bytes:
+  """Return a value as a line of JSON. Raises ValueError for metadata that JSON cannot hold."""
+  try:
+    return json.dumps(value, ensure_ascii=False, **options).encode()
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"the metadata of {what} cannot be written as JSON ({error}): use texts, numbers and lists"
+    ) from None
 
 
 SHARD = 50_000  # documents, or embeddings, of a file
@@ -82,7 +141,7 @@ def write_documents(folder: Path, documents: Sequence[Document]) -> None:
   for number, start in enumerate(range(0, len(documents), SHARD)):
     writer = array_record_module.ArrayRecordWriter(str(folder / f"documents-{number:05}.array_record"), "group_size:64")
     for document in documents[start : start + SHARD]:
-      writer.write(json.dumps(document.to_dict(), ensure_ascii=False).encode())
+      writer.write(_as_json(document.to_dict(), f"document {document.id!r}"))
     writer.close()
 
 

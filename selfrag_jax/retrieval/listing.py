@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from selfrag_jax.retrieval.sources import READERS, Found, NotTextError, is_utf8, printable, read_source
+from selfrag_jax.retrieval.document import is_utf8
+from selfrag_jax.retrieval.sources import READERS, Found, NotTextError, read_source
+from selfrag_jax.text.printable import printable
 
 NAMED = 20  # of what is left out, how much is told
 

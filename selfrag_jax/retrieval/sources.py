@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from selfrag_jax.files import parse_object, read_lines
-from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.document import Document, is_utf8
 
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")
@@ -65,20 +65,6 @@ def clean(text: str) -> str:
   kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
   kept = _LINES.sub("\n", _BLANKS.sub(" ", kept))
   return re.sub(r"\n{3,}", "\n\n", kept).strip()
-
-
-def is_utf8(text: str) -> bool:
-  """Tell whether a text can be written as UTF-8: a lone surrogate, which JSON can bring, cannot."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
-
-
-def printable(text: str) -> str:
-  """Return a text for a line of a terminal: what would move the cursor, or is no character, stands as its escape."""
-  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
