@@ -70,6 +70,7 @@ setup(
     ],
     "weights": WEIGHTS,
     "textgrad": TEXTGRAD,
+    "litellm": ["litellm>=1.49,<2"],  # get_engine("experimental:...") for providers that do not speak OpenAI's protocol
     "tpu": ["jax[tpu]==0.10.2"],
     "cuda": ["jax[cuda12]==0.10.2"],
     "peers": ["faiss-cpu>=1.11,<2", "sentence-transformers>=5,<7"],

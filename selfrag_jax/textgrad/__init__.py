@@ -6,7 +6,7 @@ Names, argument order and semantics are TextGrad's; where they differ, the READM
 """
 
 from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
-from selfrag_jax.textgrad.endpoint import OpenAIEngine, get_engine
+from selfrag_jax.textgrad.endpoint import ChatExternalClient, OpenAIEngine
 from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
 from selfrag_jax.textgrad.functions import (
   BlackboxLLM,
@@ -22,6 +22,7 @@ from selfrag_jax.textgrad.functions import (
 from selfrag_jax.textgrad.gradient_rag import RagConfig
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore, GradientStoreError
 from selfrag_jax.textgrad.limits import Account, BudgetError, ContextBudgetError, EngineCache, EngineError
+from selfrag_jax.textgrad.litellm import LiteLLMEngine
 from selfrag_jax.textgrad.loss import (
   ImageQALoss,
   MultiChoiceTestTime,
@@ -29,7 +30,13 @@ from selfrag_jax.textgrad.loss import (
   MultiFieldTokenParsedEvaluation,
   TextLoss,
 )
-from selfrag_jax.textgrad.optimizer import TGD, NoGradientError, Optimizer, TextualGradientDescent
+from selfrag_jax.textgrad.names import get_engine
+from selfrag_jax.textgrad.optimizer import (
+  TGD,
+  NoGradientError,
+  Optimizer,
+  TextualGradientDescent,
+)
 from selfrag_jax.textgrad.replies import ReplyError
 from selfrag_jax.textgrad.resolve import SingletonBackwardEngine, backward_engine, set_backward_engine
 from selfrag_jax.textgrad.variable import GraphError, Variable
@@ -41,6 +48,7 @@ __all__ = [
   "BlackboxLLM",
   "BudgetError",
   "CallableEngine",
+  "ChatExternalClient",
   "ContextBudgetError",
   "Critique",
   "EngineCache",
@@ -53,6 +61,7 @@ __all__ = [
   "HeldOut",
   "ImageQALoss",
   "LLMCall",
+  "LiteLLMEngine",
   "MeteredEngine",
   "Module",
   "MultiChoiceTestTime",

@@ -65,8 +65,7 @@ class OpenAIEngine(MeteredEngine):
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
     """Ask the endpoint. Raises EngineError when it does not answer after the retries."""
     client = self._connect()
-    messages: list[dict[str, Any]] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    messages.append({"role": "user", "content": content if isinstance(content, str) else [_part(p) for p in content]})
+    messages: Any = messages_of(content, system_prompt)
     import openai
 
     try:
@@ -102,53 +101,34 @@ class OpenAIEngine(MeteredEngine):
     return f"{self.model_string} at {self.base_url or 'OpenAI'}"
 
 
-def get_engine(engine_name: str, **options: Any) -> OpenAIEngine:
-  """Return the engine of a name: that of a model, `ollama-MODEL`, or `experimental:MODEL` as TextGrad has it.
+class ChatExternalClient(OpenAIEngine):
+  """A model behind a client that the caller has made, such as `openai.OpenAI(base_url=..., api_key=...)`."""
 
-  `options` are those of `OpenAIEngine`; `cache`, a file, an `EngineCache`, anything with `get` and `set`, or None, goes
-  with `experimental:` alone, as in TextGrad. The key is that of the endpoint's own environment variable. Raises
-  ValueError for a name that is none, or a cache that is none.
+  def __init__(self, client: Any, model_string: str, **options: Any):
+    """Make an engine; `options` are those of `OpenAIEngine` but for address, key and retries, which the client has."""
+    super().__init__(model_string, str(client.base_url), "none", **options)
+    self._client = client
+
+
+def endpoint_engine(name: str, **options: Any) -> OpenAIEngine | None:
+  """Return the engine of a model whose provider speaks this protocol, or `ollama-MODEL`; None for another name.
+
+  `options` are those of `OpenAIEngine`. The key is that of the endpoint's own environment variable.
   """
-  is_experimental = engine_name.startswith("experimental:")
-  name = engine_name.removeprefix("experimental:")
-  if "cache" in options:
-    options["cache"] = _cache(options["cache"], engine_name, is_experimental)
   if name.startswith("ollama-"):
     return OpenAIEngine(name.removeprefix("ollama-"), OLLAMA, **{"api_key": NO_KEY, **options})
   if not name.startswith(PREFIXES):
-    raise ValueError(
-      f"unknown engine {engine_name!r}: give a model such as 'gpt-4o-mini' or 'ollama-qwen3', "
-      "or OpenAIEngine(model, base_url=...) for a server of your own"
-    )
+    return None
   for prefix, (url, variable) in ENDPOINTS.items():
     if name.startswith(prefix):
       options = {"base_url": url, "api_key": os.environ.get(variable, NO_KEY), **options}
   return OpenAIEngine(name.removeprefix("openai/"), **options)
 
 
-def _cache(cache: Any, name: str, is_experimental: bool) -> Any:
-  if not is_experimental:
-    raise ValueError(f"cache goes with 'experimental:{name}'; or make OpenAIEngine(model, cache=FILE)")
-  if cache is True:
-    folder = os.path.join(os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache")), "selfrag_jax")
-    os.makedirs(folder, exist_ok=True)
-    return os.path.join(folder, "answers.sqlite")
-  if cache is False or cache is None:
-    return None
-  if isinstance(cache, (str, os.PathLike)):
-    return os.fspath(cache)
-  if hasattr(cache, "get") and hasattr(cache, "put"):
-    return cache
-  if hasattr(cache, "get") and hasattr(cache, "set"):
-    return _OtherCache(cache)
-  raise ValueError(f"cache is a file, an EngineCache, True or False, not {type(cache).__name__}")
-
-
-class _OtherCache:
-  """A cache with `get` and `set`, such as diskcache's, under the names of ours."""
-
-  def __init__(self, cache: Any):
-    self.get, self.put = cache.get, cache.set
+def messages_of(content: Content, system_prompt: str | None) -> list[dict[str, Any]]:
+  """Return the messages of a call. Raises ValueError for an image of an unknown kind."""
+  messages: list[dict[str, Any]] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+  return [*messages, {"role": "user", "content": content if isinstance(content, str) else [_part(p) for p in content]}]
 
 
 def _part(part: str | bytes) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from selfrag_jax.textgrad.limits import (
   EngineError,
   estimate_tokens,
 )
+from selfrag_jax.textgrad.options import check_options, open_cache
 
 T = TypeVar("T")
 LOGGED = 1000  # prompts that a `CallableEngine` keeps
@@ -46,7 +47,7 @@ class MeteredEngine(EngineLM):
     model_string: str,
     *,
     context_tokens: int | None = None,
-    cache: EngineCache | str | None = None,
+    cache: Any = None,
     account: Account | None = None,
     count_tokens: Callable[[Content | None], int] = estimate_tokens,
     concurrency: int = 16,
@@ -57,15 +58,16 @@ class MeteredEngine(EngineLM):
     Args:
       model_string: name of the model, a part of the cache's key.
       context_tokens: how many tokens the prompt and the longest answer may have together; None: nothing is checked.
-      cache: answers on disk, or the file for them.
+      cache: answers on disk: a file, a folder, an `EngineCache`, or True for a file among the user's caches.
       account: what the calls are booked to.
       count_tokens: counts those of a prompt; an estimate from its bytes where the tokenizer is not at hand.
       concurrency: how many threads may ask at once.
       **sampling: parameters of every call, such as temperature and max_tokens.
     """
     self.model_string, self.context_tokens, self.concurrency = model_string, context_tokens, concurrency
-    self.cache = EngineCache(cache) if isinstance(cache, str) else cache
+    self.cache = open_cache(cache)
     self.account, self.count_tokens, self.sampling = account, count_tokens, sampling
+    check_options(type(self), sampling)
 
   @abc.abstractmethod
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:

@@ -5,8 +5,8 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any
 
-from selfrag_jax.textgrad.endpoint import get_engine
 from selfrag_jax.textgrad.engine import EngineLM
+from selfrag_jax.textgrad.names import get_engine
 
 
 class SingletonBackwardEngine:
@@ -27,9 +27,15 @@ class SingletonBackwardEngine:
     return SingletonBackwardEngine._engine if here is None else here
 
 
-def set_backward_engine(engine: EngineLM | str, override: bool = False) -> None:
-  """Set the engine that gives critiques. Raises RuntimeError if there is one and `override` is false."""
-  SingletonBackwardEngine().set_engine(resolve_engine(engine), override)
+def set_backward_engine(engine: EngineLM | str, override: bool = False, **options: Any) -> None:
+  """Set the engine that gives critiques; `options` are those of `get_engine`, for a name.
+
+  Raises RuntimeError if there is one and `override` is false, TypeError for options beside an engine.
+  """
+  if options and not isinstance(engine, str):
+    raise TypeError(f"the options {', '.join(options)} go with the name of an engine; this one is made already")
+  made = get_engine(engine, **options) if isinstance(engine, str) else resolve_engine(engine)
+  SingletonBackwardEngine().set_engine(made, override)
 
 
 @contextlib.contextmanager
@@ -44,10 +50,16 @@ def backward_engine(engine: EngineLM | str) -> Iterator[EngineLM]:
 
 
 def resolve_engine(engine: EngineLM | str | None) -> Any:
-  """Return an engine from one, its name, or None for the backward engine. Raises ValueError if there is none."""
+  """Return an engine from one, its name, or None for the backward engine.
+
+  Raises ValueError if there is none, TypeError for what cannot be one.
+  """
   if isinstance(engine, str):
     return get_engine(engine)
   found = engine if engine is not None else SingletonBackwardEngine().get_engine()
   if found is None:
     raise ValueError("no engine: give one, or call set_backward_engine(engine) first")
+  if not callable(found) or isinstance(found, type):
+    kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+    raise TypeError(f"the engine must be an EngineLM or its name, not {kind}")
   return found

@@ -1,0 +1,66 @@
+"""What callers may give: texts, lists of them, counts and names, checked where they are given."""
+
+import difflib
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def check_text(value: Any, name: str) -> str:
+  """Return a text. Raises TypeError for another value, ValueError for one that is in no UTF-8 text."""
+  if not isinstance(value, str):
+    raise TypeError(f"{name} must be text (str), not {_kind(value)}")
+  if not value.isascii():
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise ValueError(
+        f"{name} has half of a surrogate pair, U+{ord(value[error.start]):04X}, at character {error.start}: "
+        "no UTF-8 text holds it and no endpoint takes it; text.encode('utf-8', 'replace').decode() puts a ? there"
+      ) from None
+  return value
+
+
+def check_texts(values: Any, name: str) -> list[str]:
+  """Return a list of texts; None is an empty one. Raises TypeError for another value, a single text among them."""
+  return [check_text(value, f"{name}[{i}]") for i, value in enumerate(check_list(values, name, "texts"))]
+
+
+def check_list(values: Any, name: str, what: str) -> list[Any]:
+  """Return a list of `what`; None is an empty one. Raises TypeError for what is none, or a text."""
+  if values is None:
+    return []
+  if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    raise TypeError(f"{name} must be a list of {what}, not {_kind(values)}; write [...] around it")
+  return list(values)
+
+
+def check_tags(values: Any, name: str, default: Sequence[str]) -> list[str]:
+  """Return an opening and a closing tag; None is the default. Raises TypeError or ValueError."""
+  tags = check_texts(default if values is None else values, name)
+  if len(tags) != 2 or not all(tags):
+    raise ValueError(f"{name} are an opening and a closing tag, such as {list(default)}, not {tags}")
+  return tags
+
+
+def check_count(value: Any, name: str) -> int:
+  """Return a number from 0 on. Raises TypeError or ValueError."""
+  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    raise TypeError(f"{name} must be an integer, not {_kind(value)}")
+  if value < 0:
+    raise ValueError(f"{name} = {value} must be at least 0")
+  return int(value)
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+  """Return the known name that is close to another, or nothing."""
+  return next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
+
+
+def did_you_mean(meant: str) -> str:
+  """Return a question about a name that may be meant, or nothing without one."""
+  return f" (did you mean {meant!r}?)" if meant else ""
+
+
+def _kind(value: Any) -> str:
+  return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -1,0 +1,73 @@
+"""Engines of all the providers that the package LiteLLM knows."""
+
+import importlib.util
+import sys
+from typing import Any
+
+from selfrag_jax.textgrad.endpoint import messages_of
+from selfrag_jax.textgrad.engine import MeteredEngine
+from selfrag_jax.textgrad.limits import Completion, Content, EngineError
+
+
+class LiteLLMEngine(MeteredEngine):
+  """A model by LiteLLM's name for it, such as `anthropic/claude-sonnet-4-0` or `bedrock/...`.
+
+  Keys are LiteLLM's business: it reads each provider's own environment variables.
+  """
+
+  def __init__(
+    self,
+    model_string: str,
+    *,
+    timeout: float = 120.0,
+    max_retries: int = 5,
+    temperature: float = 0.0,
+    max_tokens: int = 2000,
+    **options: Any,
+  ):
+    """Make an engine; LiteLLM is imported at the first call.
+
+    Args:
+      model_string: LiteLLM's name of the model.
+      timeout: seconds that a call may take.
+      max_retries: how often LiteLLM makes a call again.
+      temperature, max_tokens: of every call, as other sampling parameters in `options`; None leaves one out.
+      **options: limits of `MeteredEngine`, `cache=True` among them.
+
+    Raises ImportError if LiteLLM is not installed, ValueError without a model.
+    """
+    if not model_string:
+      raise ValueError("no model: write 'experimental:gpt-4o', or LiteLLM's name of another model")
+    if sys.modules.get("litellm") is None and importlib.util.find_spec("litellm") is None:
+      raise ImportError(
+        f"{model_string!r} goes through LiteLLM, which is not installed: pip install 'selfrag_jax[litellm]'"
+      )
+    super().__init__(model_string, temperature=temperature, max_tokens=max_tokens, **options)
+    self._timeout, self._max_retries = timeout, max_retries
+
+  def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
+    """Answer a prompt. Raises as `MeteredEngine.generate`, and EngineError for an empty answer."""
+    if text := super().generate(content, system_prompt, **sampling):
+      return text
+    raise EngineError(f"{self.model_string} through LiteLLM answered nothing")
+
+  def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
+    """Ask LiteLLM. Raises EngineError when it gives no answer."""
+    import litellm
+
+    messages = messages_of(content, system_prompt)
+    options = {"timeout": self._timeout, "num_retries": self._max_retries, **sampling}
+    try:
+      answer = litellm.completion(model=self.model_string, messages=messages, **options)
+    except Exception as error:  # each provider has errors of its own
+      raise EngineError(f"{self.model_string} through LiteLLM: {type(error).__name__}: {str(error)[:300]}") from error
+    try:
+      text = answer["choices"][0]["message"]["content"]
+      usage = answer.get("usage") or {}
+      tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+      raise EngineError(f"{self.model_string} through LiteLLM sent no chat completion: {error}") from None
+    text = text or ""  # `generate` refuses it, when what it cost is booked
+    if None in tokens:
+      tokens = self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text)
+    return Completion(text, *tokens)

@@ -1,0 +1,84 @@
+"""What engines are given by name: sampling parameters, and where answers are kept."""
+
+import inspect
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from selfrag_jax.textgrad.checks import closest, did_you_mean
+from selfrag_jax.textgrad.limits import EngineCache
+
+ANSWERS = "answers.sqlite"
+# parameters of a chat completion that leave what comes back one text
+SAMPLING = frozenset(
+  {
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "reasoning_effort",
+    "verbosity",
+    "response_format",
+    "service_tier",
+    "user",
+    "metadata",
+    "store",
+    "safety_identifier",
+    "prompt_cache_key",
+    "extra_body",
+    "extra_headers",
+    "extra_query",
+  }
+)
+
+
+def check_options(engine: type, sampling: Iterable[str]) -> None:
+  """Raise ValueError for what is no sampling parameter, with the options that the engine has."""
+  for name in sampling:
+    if name not in SAMPLING:
+      own = sorted({option for kind in engine.__mro__[:-1] for option in _keywords(kind)})
+      options = f"its options are {', '.join(own)}, and of sampling {', '.join(sorted(SAMPLING))}"
+      guess = did_you_mean(closest(name, [*own, *SAMPLING]))
+      raise ValueError(f"unknown option {name!r} of {engine.__name__}{guess}; {options}; others go into extra_body")
+
+
+def _keywords(engine: type) -> list[str]:
+  named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+  return [name for name, parameter in inspect.signature(engine).parameters.items() if parameter.kind in named]
+
+
+def open_cache(cache: Any) -> Any:
+  """Return a cache with `get` and `put`, or None.
+
+  True is the file `answers.sqlite` in the folder `selfrag_jax` of the user's caches ($XDG_CACHE_HOME or ~/.cache); a
+  path is a file, or a folder that has or gets one; None and False keep nothing. Caches with `get` and `set`, such as
+  diskcache's, are taken as they are. Raises ValueError for another value, EngineError for a file that is no cache.
+  """
+  if cache is True:
+    cache = os.path.join(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "selfrag_jax", "")
+  if cache is None or cache is False:
+    return None
+  if isinstance(cache, (str, os.PathLike)):
+    path = os.path.expanduser(os.fspath(cache))
+    if path.endswith(os.sep) or os.path.isdir(path):
+      path = os.path.join(path, ANSWERS)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    return EngineCache(path)
+  if callable(getattr(cache, "get", None)):
+    if callable(getattr(cache, "put", None)):
+      return cache
+    if callable(getattr(cache, "set", None)):
+      return _OtherCache(cache)
+  raise ValueError(f"cache is a file or folder, an EngineCache, True or False, not {type(cache).__name__}")
+
+
+class _OtherCache:
+  """A cache with `get` and `set`, such as diskcache's, under the names of ours."""
+
+  def __init__(self, cache: Any):
+    self.get, self.put = cache.get, cache.set
