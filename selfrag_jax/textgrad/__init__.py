@@ -5,6 +5,7 @@
 Names, argument order and semantics are TextGrad's; where they differ, the README says why. Importing it imports no JAX.
 """
 
+from selfrag_jax.textgrad import autograd
 from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
 from selfrag_jax.textgrad.endpoint import ChatExternalClient, OpenAIEngine
 from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
@@ -17,6 +18,8 @@ from selfrag_jax.textgrad.functions import (
   OrderedFieldsMultimodalLLMCall,
   StringBasedFunction,
   aggregate,
+  formatted_llm_call,
+  llm_call,
   sum,
 )
 from selfrag_jax.textgrad.gradient_rag import RagConfig
@@ -36,6 +39,7 @@ from selfrag_jax.textgrad.optimizer import (
   NoGradientError,
   Optimizer,
   TextualGradientDescent,
+  TextualGradientDescentwithMomentum,
 )
 from selfrag_jax.textgrad.replies import ReplyError
 from selfrag_jax.textgrad.resolve import SingletonBackwardEngine, backward_engine, set_backward_engine
@@ -78,11 +82,15 @@ __all__ = [
   "StringBasedFunction",
   "TextLoss",
   "TextualGradientDescent",
+  "TextualGradientDescentwithMomentum",
   "Variable",
   "Verdict",
   "aggregate",
+  "autograd",
   "backward_engine",
+  "formatted_llm_call",
   "get_engine",
+  "llm_call",
   "set_backward_engine",
   "sum",
 ]

@@ -3,10 +3,11 @@
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from selfrag_jax.textgrad.engine import EngineLM, Request
+from selfrag_jax.textgrad.checks import check_text, check_texts
+from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
 from selfrag_jax.textgrad.limits import Content
 from selfrag_jax.textgrad.prompts import (
   BACKWARD_SYSTEM_PROMPT,
@@ -17,7 +18,7 @@ from selfrag_jax.textgrad.prompts import (
   fill_format,
 )
 from selfrag_jax.textgrad.resolve import resolve_engine
-from selfrag_jax.textgrad.variable import Message, Variable, join
+from selfrag_jax.textgrad.variable import Message, Variable, check_variable, check_variables, join
 
 OUTPUT_ROLE = "response from the language model"
 _groups = itertools.count()
@@ -35,12 +36,29 @@ class Function(abc.ABC):
     return self.forward(*args, **kwargs)
 
 
+class BackwardContext:
+  """A function and its arguments, as the `grad_fn` of a variable that a function of one's own has made."""
+
+  def __init__(self, backward_fn: Callable[..., Any], *args: Any, **kwargs: Any):
+    """Keep what `backward_fn` is called with, beside `backward_engine`."""
+    self.backward_fn, self.args, self.kwargs = backward_fn, args, kwargs
+
+  def __call__(self, backward_engine: EngineLM) -> Any:
+    """Call it."""
+    return self.backward_fn(*self.args, **self.kwargs, backward_engine=backward_engine)
+
+
 class Module(Function):
   """A function with variables of its own."""
 
   def parameters(self) -> list[Variable]:
     """Return what an optimizer may change."""
     return []
+
+  def named_parameters(self) -> Iterator[tuple[str, Variable]]:
+    """Yield them with their roles."""
+    for parameter in self.parameters():
+      yield parameter.get_role_description(), parameter
 
   def zero_grad(self) -> None:
     """Forget the critiques of all of them."""
@@ -53,19 +71,20 @@ class LLMCall(Function):
 
   def __init__(self, engine: EngineLM | str | None, system_prompt: Variable | None = None):
     """Make the call of an engine, its name, or None for the backward engine."""
-    self.engine, self.system_prompt = resolve_engine(engine), system_prompt
+    self.engine = resolve_engine(engine)
+    self.system_prompt = None if system_prompt is None else check_variable(system_prompt, "system_prompt")
 
-  def forward(self, input_variable: Variable, response_role_description: str = OUTPUT_ROLE) -> Variable:
+  def forward(self, input_variable: Variable, response_role_description: str | None = None) -> Variable:
     """Ask the engine the input's value."""
-    return self._ask(input_variable.get_value(), [input_variable], response_role_description)
+    check_variable(input_variable, "the input")
+    return self._ask(_text_of(input_variable), [input_variable], response_role_description)
 
-  def _ask(self, content: Content, inputs: Sequence[Variable], role: str) -> Variable:
+  def _ask(self, content: Content, inputs: Sequence[Variable], role: str | None) -> Variable:
+    """Ask the engine; the answer requires gradients whatever it was made from, since it may itself be improved."""
     system = None if self.system_prompt is None else self.system_prompt.get_value()
-    text = self.engine(content, system_prompt=system)
+    (text,) = ask_all(self.engine, [Request(content, system)])
     sources = [*([] if self.system_prompt is None else [self.system_prompt]), *inputs]
-    response = Variable(
-      text, predecessors=sources, role_description=role, requires_grad=any(v.requires_grad for v in sources)
-    )
+    response = Variable(text, predecessors=sources, role_description=OUTPUT_ROLE if role is None else role)
     response.grad_fn = functools.partial(_llm_backward, response, content, system)
     return response
 
@@ -82,25 +101,22 @@ class FormattedLLMCall(LLMCall):
   ):
     """Make the call; the names of `fields` are those in the format string."""
     super().__init__(engine, system_prompt)
-    self.format_string, self.fields = format_string, dict(fields)
+    self.format_string, self.fields = check_text(format_string, "format_string"), _by_name(fields, "fields")
 
-  def forward(self, inputs: Mapping[str, Variable], response_role_description: str = OUTPUT_ROLE) -> Variable:
+  def forward(self, inputs: Mapping[str, Variable], response_role_description: str | None = None) -> Variable:
     """Ask the engine. Raises ValueError when the inputs are not those of the format string."""
-    if set(inputs) != set(self.fields):
-      raise ValueError(f"the call has the fields {list(self.fields)}, the inputs are {list(inputs)}")
-    content = fill_format(self.format_string, {name: str(v.get_value()) for name, v in inputs.items()})
+    inputs = _named(inputs, self.fields)
+    content = fill_format(self.format_string, {name: _text_of(v) for name, v in inputs.items()})
     return self._ask(content, list(inputs.values()), response_role_description)
 
 
 class MultimodalLLMCall(LLMCall):
   """Ask a language model a list of texts and images."""
 
-  def forward(self, input_content: Sequence[Variable], response_role_description: str = OUTPUT_ROLE) -> Variable:
+  def forward(self, input_content: Sequence[Variable], response_role_description: str | None = None) -> Variable:
     """Ask the engine the values in their order."""
-    for v in input_content:
-      if not isinstance(v, Variable):
-        raise TypeError(f"the input is a list of variables, not {type(v).__name__}")
-    return self._ask([v.get_value() for v in input_content], list(input_content), response_role_description)
+    inputs = check_variables(input_content, "the input")
+    return self._ask([v.get_value() for v in inputs], inputs, response_role_description)
 
 
 class OrderedFieldsMultimodalLLMCall(MultimodalLLMCall):
@@ -109,12 +125,11 @@ class OrderedFieldsMultimodalLLMCall(MultimodalLLMCall):
   def __init__(self, engine: EngineLM | str | None, fields: Sequence[str], system_prompt: Variable | None = None):
     """Make the call; the inputs are put in the order of `fields`."""
     super().__init__(engine, system_prompt)
-    self.fields = list(fields)
+    self.fields = check_texts(fields, "fields")
 
-  def forward(self, inputs: Mapping[str, Variable], response_role_description: str = OUTPUT_ROLE) -> Variable:
+  def forward(self, inputs: Mapping[str, Variable], response_role_description: str | None = None) -> Variable:
     """Ask the engine. Raises ValueError when the inputs are not the fields."""
-    if set(inputs) != set(self.fields):
-      raise ValueError(f"the call has the fields {self.fields}, the inputs are {list(inputs)}")
+    inputs = _named(inputs, self.fields)
     values = [(name, inputs[name].get_value()) for name in self.fields]
     content = [value if isinstance(value, bytes) else f"**{name}**: {value}" for name, value in values]
     return self._ask(content, [inputs[name] for name in self.fields], response_role_description)
@@ -125,17 +140,20 @@ class StringBasedFunction(Function):
 
   def __init__(self, fn: Callable[..., str], function_purpose: str):
     """Make a function; it is called with variables by name, `function_purpose` tells critics what it does."""
-    self.fn, self.function_purpose = fn, function_purpose
+    if not callable(fn):
+      raise TypeError(f"fn must be a function, not {type(fn).__name__}")
+    self.fn, self.function_purpose = fn, check_text(function_purpose, "function_purpose")
 
   def forward(self, inputs: Mapping[str, Variable], response_role_description: str | None = None) -> Variable:
-    """Call the function."""
-    role = response_role_description or f"output of the function with the purpose: {self.function_purpose}"
-    response = Variable(
-      self.fn(**inputs),
-      predecessors=list(inputs.values()),
-      role_description=role,
-      requires_grad=any(v.requires_grad for v in inputs.values()),
-    )
+    """Call the function. Raises TypeError when it returns neither text nor an integer."""
+    inputs, role = _named(inputs, None), response_role_description
+    if role is None:
+      role = f"output of the function with the purpose: {self.function_purpose}"
+    value = self.fn(**inputs)
+    try:
+      response = Variable(value, predecessors=list(inputs.values()), role_description=role)
+    except (TypeError, ValueError) as error:
+      raise type(error)(f"the function {self.function_purpose!r} returned what is no value: {error}") from None
     response.grad_fn = functools.partial(_function_backward, response, dict(inputs), self.function_purpose)
     return response
 
@@ -160,6 +178,28 @@ class BlackboxLLM(Module):
     return self.llm_call(x)
 
 
+def llm_call(
+  input_variable: Variable,
+  engine: EngineLM | str | None,
+  response_role_description: str | None = None,
+  system_prompt: Variable | None = None,
+) -> Variable:
+  """Ask a language model, once."""
+  return LLMCall(engine, system_prompt)(input_variable, response_role_description)
+
+
+def formatted_llm_call(
+  inputs: Mapping[str, Variable],
+  response_role_description: str | None,
+  engine: EngineLM | str | None,
+  format_string: str,
+  fields: Mapping[str, Any],
+  system_prompt: Variable | None = None,
+) -> Variable:
+  """Ask a language model a text with several variables in it, once."""
+  return FormattedLLMCall(engine, format_string, fields, system_prompt)(inputs, response_role_description)
+
+
 def sum(variables: Sequence[Variable]) -> Variable:  # TextGrad's name, after torch.sum
   """Join variables line by line; backward, each receives what the whole has received."""
   return join(variables, "\n")
@@ -170,6 +210,26 @@ def aggregate(variables: Sequence[Variable]) -> Variable:
   total = join(variables, "\n")
   total._groups = (next(_groups),)
   return total
+
+
+def _text_of(v: Variable) -> str:
+  if not isinstance(v.get_value(), str):
+    raise TypeError(f"{v.role_description!r} is an image; MultimodalLLMCall takes a list of images and texts")
+  return v.get_value()
+
+
+def _by_name(values: Any, name: str) -> dict[str, Any]:
+  if not isinstance(values, Mapping):
+    raise TypeError(f"{name} must be a dict by name, not {type(values).__name__}")
+  return dict(values)
+
+
+def _named(inputs: Any, fields: Collection[str] | None) -> dict[str, Variable]:
+  """Return the inputs of a call, variables by name; None takes any names."""
+  inputs = _by_name(inputs, "the inputs")
+  if fields is not None and set(inputs) != set(fields):
+    raise ValueError(f"the call has the fields {list(fields)}, the inputs are {list(inputs)}")
+  return {name: check_variable(v, f"inputs[{name!r}]") for name, v in inputs.items()}
 
 
 def _llm_backward(response: Variable, content: Content, system: str | None, backward_engine: EngineLM) -> list[Message]:

@@ -19,8 +19,9 @@ class RagConfig:
   """How much of the past an optimizer is shown.
 
   Feedback takes at most `tokens` of a prompt: first that of this step, then the `window` critiques before it, then up
-  to `k` that were retrieved. The merge is `concatenate` (most similar first), `mmr` (Carbonell & Goldstein 1998),
-  `cluster` (one for each group that says the same), or `outcome` (similarity, more if the change that followed helped).
+  to `k` that were retrieved, then the optimizer's `gradient_memory`, its last steps first. The merge is `concatenate`
+  (most similar first), `mmr` (Carbonell & Goldstein 1998), `cluster` (one for each group that says the same), or
+  `outcome` (similarity, more if the change that followed helped).
   """
 
   k: int = 8
@@ -135,6 +136,17 @@ def fit(parts: Sequence[list[Any]], budget: int, count_tokens: Callable[[Content
       break
     kept.append(part)
     budget -= cost
+  return kept[::-1]
+
+
+def newest(lines: Sequence[str], budget: int, count_tokens: Callable[[Content | None], int]) -> list[str]:
+  """Keep as many of the last lines as a budget of tokens allows, each whole, in their order."""
+  kept: list[str] = []
+  for line in reversed(lines):
+    budget -= count_tokens(line)
+    if budget < 0:
+      break
+    kept.append(line)
   return kept[::-1]
 
 

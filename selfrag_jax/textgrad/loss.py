@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfrag_jax.textgrad.checks import check_tags, check_texts
 from selfrag_jax.textgrad.engine import EngineLM
 from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.replies import parse_tags
 from selfrag_jax.textgrad.resolve import resolve_engine
-from selfrag_jax.textgrad.variable import Variable
+from selfrag_jax.textgrad.variable import Variable, check_variables
 
 JUDGE = "system prompt for the evaluation"
 TEST_TIME = """\
@@ -34,14 +35,16 @@ class MultiFieldEvaluation(Module):
 
   def __init__(
     self,
-    evaluation_instruction: Variable,
+    evaluation_instruction: Variable | str,
     role_descriptions: Sequence[str],
     engine: EngineLM | str | None = None,
     system_prompt: Variable | None = None,
   ):
     """Make the judge; `role_descriptions` name the inputs, in their order."""
-    self.evaluation_instruction = evaluation_instruction
-    self.role_descriptions = list(role_descriptions)
+    self.evaluation_instruction = _fixed(evaluation_instruction, "evaluation instruction")
+    self.role_descriptions = check_texts(role_descriptions, "role_descriptions")
+    if len({"instruction", *self.role_descriptions}) <= len(self.role_descriptions):
+      raise ValueError(f"role_descriptions must differ, and none may be 'instruction': {self.role_descriptions}")
     self.engine = resolve_engine(engine)
     self.system_prompt = _fixed(system_prompt or "You judge how texts relate to each other.", JUDGE)
     lines = ["{instruction}", *(f"**{role}**: {{{role}}}" for role in self.role_descriptions)]
@@ -50,6 +53,7 @@ class MultiFieldEvaluation(Module):
 
   def forward(self, inputs: Sequence[Variable]) -> Variable:
     """Judge; the inputs take the role descriptions. Raises ValueError for another number of them."""
+    inputs = check_variables(inputs, "inputs")
     if len(inputs) != len(self.role_descriptions):
       raise ValueError(f"{len(inputs)} inputs for the roles {self.role_descriptions}")
     for role, v in zip(self.role_descriptions, inputs, strict=True):
@@ -63,7 +67,7 @@ class MultiFieldTokenParsedEvaluation(MultiFieldEvaluation):
 
   def __init__(
     self,
-    evaluation_instruction: Variable,
+    evaluation_instruction: Variable | str,
     role_descriptions: Sequence[str],
     engine: EngineLM | str | None = None,
     system_prompt: Variable | None = None,
@@ -71,7 +75,7 @@ class MultiFieldTokenParsedEvaluation(MultiFieldEvaluation):
   ):
     """Make the judge; `parse_tags` are the opening and the closing tag."""
     super().__init__(evaluation_instruction, role_descriptions, engine, system_prompt)
-    self.parse_tags = list(parse_tags or ("<RESULT>", "</RESULT>"))
+    self.parse_tags = check_tags(parse_tags, "parse_tags", ("<RESULT>", "</RESULT>"))
 
   def parse_output(self, response: Variable) -> str:
     """Return the verdict. Raises ReplyError if it is not between the tags."""

@@ -1,25 +1,30 @@
 """`TextualGradientDescent`: an engine rewrites texts by the critiques that they have received."""
 
 import abc
+import bisect
 import collections
 import dataclasses
 import hashlib
+import numbers
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfrag_jax.textgrad import prompts
 from selfrag_jax.textgrad.accept import Accept, Verdict
-from selfrag_jax.textgrad.engine import EngineLM, Request, ask_all
-from selfrag_jax.textgrad.gradient_rag import Past, RagConfig, fit, recall
+from selfrag_jax.textgrad.checks import check_count, check_tags, check_text, check_texts
+from selfrag_jax.textgrad.engine import EngineLM, MeteredEngine, Request, ask_all
+from selfrag_jax.textgrad.gradient_rag import Past, RagConfig, fit, newest, recall
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore
 from selfrag_jax.textgrad.limits import Content, estimate_tokens
 from selfrag_jax.textgrad.prompts import fill
 from selfrag_jax.textgrad.replies import ReplyError, changed_share, limit_edit, parse_tags
 from selfrag_jax.textgrad.resolve import resolve_engine
-from selfrag_jax.textgrad.variable import Variable
+from selfrag_jax.textgrad.variable import Variable, check_variables
 
 POLICIES = ("raise", "keep", "retry")
+TAGS = ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>")
+LONGEST_NOTE = 400  # tokens of why an answer is asked for again; it quotes 300 characters
 
 
 class NoGradientError(RuntimeError):
@@ -42,11 +47,15 @@ class Optimizer(abc.ABC):
   """Changes variables by their gradients."""
 
   def __init__(self, parameters: Sequence[Variable]):
-    """Take texts. Raises TypeError for images."""
-    for parameter in parameters:
+    """Take texts. Raises TypeError for images, ValueError for none or one that is there twice."""
+    self.parameters = check_variables(parameters, "parameters")
+    if not self.parameters:
+      raise ValueError("there are no parameters to improve; give variables, such as model.parameters()")
+    for i, parameter in enumerate(self.parameters):
       if not isinstance(parameter.get_value(), str):
         raise TypeError(f"{parameter.role_description!r} is no text; only texts can be improved")
-    self.parameters = list(parameters)
+      if parameter in self.parameters[:i]:
+        raise ValueError(f"{parameter.role_description!r} is there twice in the parameters")
 
   def zero_grad(self) -> None:
     """Forget the critiques of all parameters."""
@@ -92,8 +101,9 @@ class TextualGradientDescent(Optimizer):
       new_variable_tags: the tags around the new version.
       optimizer_system_prompt: with {new_variable_start_tag} and {new_variable_end_tag} in it.
       in_context_examples: shown in every prompt.
-      gradient_memory: how many steps' critiques are shown again.
-      momentum_window: how many earlier versions are shown.
+      gradient_memory: how many steps' critiques are shown again, the last first, as far as there is room for them.
+      momentum_window: how many earlier versions are shown, as far as there is room: a prompt stays within the engine's
+        `context_tokens`, feedback with `use_gradient_rag` within `rag.tokens`.
       learning_rate: how much of the words a step may change, above 0 to 1; a larger one is asked for again, then cut.
       on_bad_reply: `raise`, `keep` the text, or `retry` and then raise, when an answer holds no new version.
       retries: how often an answer is asked for again, for either reason.
@@ -103,9 +113,11 @@ class TextualGradientDescent(Optimizer):
       rag: how much of them.
       run: name of the run in the store.
 
-    Raises ValueError for settings that do not fit.
+    Raises ValueError or TypeError for settings that do not fit.
     """
     super().__init__(parameters)
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
+      raise TypeError(f"learning_rate must be a number, not {type(learning_rate).__name__}")
     if not 0 < learning_rate <= 1:
       raise ValueError(f"learning_rate = {learning_rate} is a share of the words: above 0, at most 1")
     if on_bad_reply not in POLICIES:
@@ -113,13 +125,16 @@ class TextualGradientDescent(Optimizer):
     if not use_gradient_rag and (gradient_store is not None or rag is not None):
       raise ValueError("gradient_store and rag are for use_gradient_rag=True")
     self.engine, self.verbose = resolve_engine(engine), verbose
-    self.constraints, self.in_context_examples = list(constraints or ()), list(in_context_examples or ())
-    self.new_variable_tags = list(new_variable_tags or ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"))
+    self.constraints = check_texts(constraints, "constraints")
+    self.in_context_examples = check_texts(in_context_examples, "in_context_examples")
+    self.new_variable_tags = check_tags(new_variable_tags, "new_variable_tags", TAGS)
     self._tags = dict(zip(("new_variable_start_tag", "new_variable_end_tag"), self.new_variable_tags, strict=True))
+    check_text(optimizer_system_prompt, "optimizer_system_prompt")
     self.optimizer_system_prompt = fill(optimizer_system_prompt, **self._tags)
-    self.gradient_memory, self.momentum_window, self.learning_rate = gradient_memory, momentum_window, learning_rate
-    self.accept = accept
-    self._policy, self._retries = on_bad_reply, retries
+    self.gradient_memory = check_count(gradient_memory, "gradient_memory")
+    self.momentum_window = check_count(momentum_window, "momentum_window")
+    self.learning_rate, self.accept = float(learning_rate), accept
+    self._policy, self._retries = on_bad_reply, check_count(retries, "retries")
     self._memory = {p: collections.deque(maxlen=gradient_memory) for p in self.parameters}
     self._versions = {p: collections.deque(maxlen=momentum_window) for p in self.parameters}
     self.rag = (rag or RagConfig()) if use_gradient_rag else None
@@ -140,7 +155,8 @@ class TextualGradientDescent(Optimizer):
     """
     for parameter in self.parameters:
       if not parameter.gradients:
-        raise NoGradientError(f"nothing was said about {parameter.role_description!r}; call backward() before step()")
+        why = "call backward() before step()" if parameter.requires_grad else "it has requires_grad=False"
+        raise NoGradientError(f"nothing was said about {parameter.role_description!r}; {why}")
     plans = [self._plan(parameter) for parameter in self.parameters]
     candidates = self._propose([content for content, _, _ in plans])
     olds = [p.get_value() for p in self.parameters]
@@ -177,7 +193,7 @@ class TextualGradientDescent(Optimizer):
     """Return the prompt for a parameter, what of the past is in it, and the ids of the critiques that were stored."""
     parts = [_shown(g, parameter.gradients_context.get(g)) for g in parameter.gradients]
     if self.rag is None or self.store is None:
-      return self._prompt(parameter, parts, []), Past([], []), []
+      return self._fitting_prompt(parameter, parts, [], self._memory_lines(parameter)), Past([], []), []
     began = time.perf_counter()
     critiques = self._critiques(parameter)
     rows = self.store.embed(critiques)
@@ -186,9 +202,11 @@ class TextualGradientDescent(Optimizer):
     parts = fit(parts, self.rag.tokens, self.rag.count_tokens)
     left = self.rag.tokens - sum(map(self.rag.count_tokens, parts))
     past = recall(self.store, rows, parameter.role_description, self.rag, min(left, self.rag.past_tokens))
+    left -= sum(map(self.rag.count_tokens, past.lines))
+    memory = newest(self._memory_lines(parameter), left, self.rag.count_tokens)
     stored = self.store.add(critiques, rows)
     self.overhead_seconds += time.perf_counter() - began
-    return self._prompt(parameter, parts, past.lines), past, stored
+    return self._fitting_prompt(parameter, parts, past.lines, memory), past, stored
 
   def _critiques(self, parameter: Variable) -> list[Critique]:
     known = ("sample", "output", "target")
@@ -208,17 +226,50 @@ class TextualGradientDescent(Optimizer):
       for gradient in _singles(parameter)
     ]
 
-  def _prompt(self, parameter: Variable, parts: Sequence[list[Any]], past: Sequence[str]) -> Content:
+  def _memory_lines(self, parameter: Variable) -> list[str]:
+    return [f"<FEEDBACK-{i}> {text} </FEEDBACK-{i}>" for i, text in enumerate(self._memory[parameter], 1)]
+
+  def _fitting_prompt(
+    self, parameter: Variable, parts: Sequence[list[Any]], past: Sequence[str], memory: Sequence[str]
+  ) -> Content:
+    """Return the prompt with as many of the last steps as the engine's context has room for."""
+    versions = [f"\nVersion {i}: {text}\n" for i, text in enumerate(self._versions[parameter], 1)]
+
+    def prompt(steps: int) -> Content:
+      return self._prompt(parameter, parts, past, _last(memory, steps), _last(versions, steps))
+
+    most = max(len(memory), len(versions))
+    if most and not self._fits(prompt(most)):
+      most = bisect.bisect(range(1, most), False, key=lambda steps: not self._fits(prompt(steps)))
+    return prompt(most)
+
+  def _fits(self, content: Content) -> bool:
+    """Say whether the engine's context holds a prompt, the longest answer, and why it may have to be asked again."""
+    if not isinstance(self.engine, MeteredEngine) or self.engine.context_tokens is None:
+      return True
+    sampling = self.engine.sampling
+    longest = sampling.get("max_completion_tokens") or sampling.get("max_tokens") or 0
+    if self._retries and (self._policy == "retry" or self.learning_rate < 1):
+      longest += LONGEST_NOTE
+    texts = content, self.optimizer_system_prompt
+    return sum(map(self.engine.count_tokens, texts)) + longest <= self.engine.context_tokens
+
+  def _prompt(
+    self,
+    parameter: Variable,
+    parts: Sequence[list[Any]],
+    past: Sequence[str],
+    memory: Sequence[str],
+    versions: Sequence[str],
+  ) -> Content:
     fields = {"variable_desc": parameter.role_description, "variable_value": parameter.get_value(), **self._tags}
     after = [fill(prompts.UPDATE_END, **fields)]
     if past:
       after.append(fill(prompts.PAST_FEEDBACK, records="\n".join(past)))
-    if memory := self._memory[parameter]:
-      lines = [f"<FEEDBACK-{i}> {text} </FEEDBACK-{i}>" for i, text in enumerate(memory, 1)]
-      after.append(fill(prompts.GRADIENT_MEMORY, records="\n".join(lines)))
-    if versions := self._versions[parameter]:
-      lines = [f"\nVersion {i}: {text}\n" for i, text in enumerate(versions, 1)]
-      after.append(fill(prompts.MOMENTUM, versions="".join(lines)))
+    if memory:
+      after.append(fill(prompts.GRADIENT_MEMORY, records="\n".join(memory)))
+    if versions:
+      after.append(fill(prompts.MOMENTUM, versions="".join(versions)))
     if self.constraints:
       after.append(fill(prompts.CONSTRAINTS, constraints=self.constraint_text))
     if self.in_context_examples:
@@ -275,6 +326,37 @@ class TextualGradientDescent(Optimizer):
 
 
 TGD = TextualGradientDescent
+
+
+class TextualGradientDescentwithMomentum(TextualGradientDescent):
+  """The same, with TextGrad's order of arguments for an optimizer that is shown earlier versions."""
+
+  def __init__(
+    self,
+    engine: EngineLM | str | None,
+    parameters: Sequence[Variable],
+    momentum_window: int = 0,
+    constraints: Sequence[str] | None = None,
+    new_variable_tags: Sequence[str] | None = None,
+    in_context_examples: Sequence[str] | None = None,
+    optimizer_system_prompt: str = prompts.OPTIMIZER_SYSTEM_PROMPT,
+    **options: Any,
+  ):
+    """Make an optimizer; `options` are the others of `TextualGradientDescent`."""
+    super().__init__(
+      parameters,
+      engine=engine,
+      constraints=constraints,
+      new_variable_tags=new_variable_tags,
+      optimizer_system_prompt=optimizer_system_prompt,
+      in_context_examples=in_context_examples,
+      momentum_window=momentum_window,
+      **options,
+    )
+
+
+def _last(items: Sequence[str], n: int) -> Sequence[str]:
+  return items[max(0, len(items) - n) :]
 
 
 def _singles(parameter: Variable) -> list[Variable]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.textgrad.checks import check_list, check_text
 from selfrag_jax.textgrad.engine import Request, ask_all
 from selfrag_jax.textgrad.graph import draw
 from selfrag_jax.textgrad.prompts import REDUCE_SYSTEM_PROMPT, reduce_prompt, shorten
@@ -91,25 +92,17 @@ class Variable:
       requires_grad: whether it is to receive critiques.
       role_description: what it is for; critics and optimizer read it.
 
-    Raises ValueError for what does not fit together, TypeError for another value.
+    Raises ValueError for what does not fit together or is in no UTF-8 text, TypeError for another value.
     """
-    predecessors = list(predecessors or ())
+    predecessors = check_variables(predecessors, "predecessors")
+    self.set_role_description(role_description)
     if not requires_grad and (needy := [v.role_description for v in predecessors if v.requires_grad]):
       raise ValueError(f"{role_description!r} requires no gradient, but is made from what does: {needy}")
     if value != "" and image_path != "":
       raise ValueError("give a value or an image_path, not both")
-    if image_path:
-      value = read_image(image_path)
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-      value = str(int(value))
-    if not isinstance(value, (str, bytes)):  # how many digits of a float matter is the caller's to say
-      raise TypeError(f"the value must be text, an integer or bytes (an image), not {type(value).__name__}")
-    if requires_grad and isinstance(value, bytes):
-      raise ValueError("images receive no gradients; give requires_grad=False")
-    self.value: Any = value
-    self.role_description = role_description
-    self.predecessors: OrderedSet = OrderedSet(predecessors)
     self.requires_grad = requires_grad
+    self.set_value(read_image(image_path) if image_path else value)
+    self.predecessors: OrderedSet = OrderedSet(predecessors)
     self.gradients: MutableSet = OrderedSet()
     self.gradients_context: dict[Variable, dict[str, Any] | None] = {}
     self.grad_fn: Callable[..., Iterable[Message] | None] | None = None
@@ -125,7 +118,9 @@ class Variable:
   def __str__(self) -> str:
     return str(self.value)
 
-  def __add__(self, other: "Variable") -> "Variable":
+  def __add__(self, other: Any) -> "Variable":
+    if not isinstance(other, Variable):
+      return NotImplemented
     return join([self, other], "", prefix="", joint=" and ")
 
   def get_value(self) -> Any:
@@ -133,16 +128,25 @@ class Variable:
     return self.value
 
   def set_value(self, value: Any) -> None:
-    """Replace the text."""
-    self.value = value
+    """Replace the text, or the image. Raises TypeError or ValueError for another value."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+      value = str(int(value))
+    if isinstance(value, bytes):
+      if self.requires_grad:
+        raise ValueError("images receive no gradients; give requires_grad=False")
+    elif isinstance(value, str):
+      check_text(value, f"the value of {self.role_description!r}")
+    else:  # how many digits of a float matter is the caller's to say
+      raise TypeError(f"the value must be text, an integer or bytes (an image), not {type(value).__name__}")
+    self.value: Any = value
 
   def get_role_description(self) -> str:
     """Return what it is for."""
     return self.role_description
 
   def set_role_description(self, role_description: str) -> None:
-    """Say what it is for."""
-    self.role_description = role_description
+    """Say what it is for. Raises TypeError or ValueError for what is no text."""
+    self.role_description = check_text(role_description, "role_description")
 
   def get_short_value(self, n_words_offset: int = 10) -> str:
     """Return the first and last words of a long text."""
@@ -249,7 +253,15 @@ class Variable:
 def join(
   variables: Sequence[Variable], separator: str, prefix: str = "a combination of the following: ", joint: str = ", "
 ) -> Variable:
-  """Join variables; backward, each receives what the whole has received. Its role is made of theirs."""
+  """Join texts; backward, each receives what the whole has received. Its role is made of theirs.
+
+  Raises ValueError for no variables or images, TypeError for other values.
+  """
+  variables = check_variables(variables, "variables")
+  if not variables:
+    raise ValueError("there are no variables to join")
+  if images := [v.role_description for v in variables if not isinstance(v.value, str)]:
+    raise ValueError(f"only texts can be joined, not images: {images}")
   roles = joint.join(dict.fromkeys(v.get_role_description() for v in variables))
   total = Variable(
     separator.join(v.get_value() for v in variables),
@@ -259,6 +271,21 @@ def join(
   )
   total.grad_fn = functools.partial(_join_backward, total)
   return total
+
+
+def check_variables(values: Any, name: str) -> list[Variable]:
+  """Return a list of variables; None is an empty one. Raises TypeError for anything else."""
+  if isinstance(values, Variable):
+    raise TypeError(f"{name} must be a list of variables, not one Variable; write [...] around it")
+  return [check_variable(v, f"{name}[{i}]") for i, v in enumerate(check_list(values, name, "variables"))]
+
+
+def check_variable(value: Any, name: str) -> Variable:
+  """Return a variable. Raises TypeError for anything else."""
+  if not isinstance(value, Variable):
+    how = "Variable(text, requires_grad=False, role_description=...) makes one"
+    raise TypeError(f"{name} must be a Variable, not {type(value).__name__}; {how}")
+  return value
 
 
 def _join_backward(total: Variable, backward_engine: Any) -> list[Message]:

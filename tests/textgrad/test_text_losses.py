@@ -109,3 +109,8 @@ def test_module_parameters():
   assert tg.BlackboxLLM(engine(), system).parameters() == [system]
   assert tg.BlackboxLLM(engine()).parameters() == []
   assert not tg.BlackboxLLM(engine(), "fixed").parameters()[0].requires_grad
+
+
+def test_named_parameters():
+  system = text("be brief", "system prompt")
+  assert list(tg.BlackboxLLM(engine(), system).named_parameters()) == [("system prompt", system)]

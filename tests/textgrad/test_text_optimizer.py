@@ -278,3 +278,46 @@ def test_pipeline_is_accepted_or_rejected_together():
   score = Scored([a, b], a_b=0.5, x_y=0.1)
   tg.TGD([a, b], engine=answers(improved("x"), improved("y")), accept=tg.HeldOut(score)).step()
   assert (a.value, b.value) == ("a", "b")
+
+
+@pytest.mark.parametrize("option", ["gradient_memory", "momentum_window"])
+@pytest.mark.parametrize("policy", ["raise", "retry"])
+def test_what_is_shown_of_earlier_steps_leaves_room_for_the_answer(option, policy):
+  """Forty steps of long critiques and texts, a context that holds four of them; the last ones are shown."""
+  engine = tg.CallableEngine(
+    lambda content, system: improved(f"{len(engine.calls)} {'text ' * 300}"), context_tokens=4000, max_tokens=600
+  )
+  p = tg.Variable("0", role_description="system prompt")
+  optimizer = tg.TGD([p], engine=engine, on_bad_reply=policy, **{option: 1000})
+  for step in range(40):
+    optimizer.zero_grad()
+    p.gradients.add(tg.Variable(f"critique {step} {'word ' * 300}", role_description="feedback"))
+    optimizer.step()
+  last = engine.calls[-1][0]
+  assert ("critique 38" if option == "gradient_memory" else ": 38 text") in last
+  assert ("critique 1 " if option == "gradient_memory" else ": 1 text") not in last
+  assert engine.count_tokens(last) > 2000  # what fits is there
+
+
+def test_memory_of_the_steps_before_shares_the_budget_of_feedback():
+  rag = tg.RagConfig(tokens=500, past_tokens=200)
+  engine = tg.CallableEngine(lambda content, system: improved(f"text {len(engine.calls)}"))
+  p = tg.Variable("text", role_description="system prompt")
+  optimizer = tg.TGD([p], engine=engine, gradient_memory=1000, use_gradient_rag=True, rag=rag)
+  for step in range(30):
+    optimizer.zero_grad()
+    p.gradients.add(tg.Variable(f"critique {step} {'word ' * 20}", role_description="feedback"))
+    optimizer.step()
+  last = engine.calls[-1][0]
+  assert "<FEEDBACK-29> critique 28" in last
+  assert rag.count_tokens(last) < 500 + 300  # the prompt itself takes the rest
+  assert len(optimizer.state()["memory"][0]) == 30  # all are kept for later
+
+
+def test_momentum_in_the_order_of_textgrad():
+  p, engine = parameter(), answers(improved("v1"), improved("v2"))
+  optimizer = tg.TextualGradientDescentwithMomentum(engine, [p], 1, ["be kind"])
+  for _ in range(2):
+    optimizer.step()
+  assert "Version 1: be brief" in engine.calls[1][0]
+  assert "Constraint 1: be kind" in engine.calls[1][0]

@@ -52,6 +52,65 @@ def test_what_needs_no_gradient_cannot_come_from_what_does():
     text(predecessors=[text()], requires_grad=False)
 
 
+def test_what_a_call_makes_requires_gradients_whatever_it_was_made_from():
+  engine, fixed = numbered(), lambda: text(requires_grad=False)
+  image = text(b"\x89PNG", requires_grad=False)
+  made = {
+    "BlackboxLLM": tg.BlackboxLLM(engine, "fixed")(fixed()),
+    "LLMCall": tg.LLMCall(engine)(fixed()),
+    "llm_call": tg.llm_call(fixed(), engine),
+    "FormattedLLMCall": tg.FormattedLLMCall(engine, "{a}", {"a": None})({"a": fixed()}),
+    "formatted_llm_call": tg.formatted_llm_call({"a": fixed()}, "answer", engine, "{a}", {"a": None}),
+    "MultimodalLLMCall": tg.MultimodalLLMCall(engine)([image, fixed()]),
+    "OrderedFieldsMultimodalLLMCall": tg.OrderedFieldsMultimodalLLMCall(engine, ["a"])({"a": fixed()}),
+    "StringBasedFunction": tg.StringBasedFunction(lambda a: a.value, "copies")({"a": fixed()}),
+    "TextLoss": tg.TextLoss("judge", engine)(fixed()),
+    "MultiFieldEvaluation": tg.MultiFieldEvaluation(fixed(), ["a"], engine)([fixed()]),
+    "MultiChoiceTestTime": tg.MultiChoiceTestTime("judge", engine)("which?", fixed()),
+    "ImageQALoss": tg.ImageQALoss("judge", engine)(image, fixed(), fixed()),
+  }
+  assert [name for name, v in made.items() if not v.requires_grad] == []
+  for join in (tg.sum, tg.aggregate, lambda vs: vs[0] + vs[1]):  # a sum is what its parts are, as in TextGrad
+    assert not join([fixed(), fixed()]).requires_grad
+    assert join([fixed(), text()]).requires_grad
+
+
+def test_an_answer_to_a_fixed_question_is_improved():
+  """The first example of TextGrad's README."""
+  engine = tg.CallableEngine(
+    lambda content, system: "<IMPROVED_VARIABLE>one hour</IMPROVED_VARIABLE>" if "optimizer" in system else "72 minutes"
+  )
+  with tg.backward_engine(engine):
+    answer = tg.BlackboxLLM(engine, "reason")(text("How long do 30 shirts take?", requires_grad=False))
+    optimizer = tg.TGD(parameters=[answer])
+    tg.TextLoss("Is it right?")(answer).backward()
+    optimizer.step()
+  assert answer.value == "one hour"
+
+
+def test_a_question_that_is_fixed_costs_no_critique():
+  engine = numbered()
+  answer = tg.LLMCall(engine)(text("q", requires_grad=False))
+  answer.backward(engine)
+  assert len(engine.calls) == 1
+
+
+def test_a_function_of_ones_own_in_the_style_of_textgrad():
+  class Twice(tg.autograd.Function):
+    def forward(self, v):
+      made = text(v.value * 2, "twice", predecessors=[v])
+      made.set_grad_fn(tg.autograd.BackwardContext(self.backward, v=v, made=made))
+      return made
+
+    def backward(self, v, made, backward_engine):
+      v.gradients.add(text(backward_engine(made.get_gradient_text()), "feedback"))
+
+  v, engine = text("ab"), numbered()
+  loss = tg.TextLoss("judge", engine)(Twice()(v))
+  loss.backward(engine)
+  assert v.get_gradient_text() == "answer 2"
+
+
 def test_images(tmp_path):
   (tmp_path / "a.png").write_bytes(b"\x89PNG data")
   assert text("", image_path=str(tmp_path / "a.png"), requires_grad=False).value == b"\x89PNG data"
