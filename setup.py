@@ -49,6 +49,7 @@ setup(
     "test": [
       *TEXTGRAD,
       *WEIGHTS,
+      "diskcache>=5.6,<6",  # TextGrad's own tests give one as the cache of an engine
       "hypothesis>=6.100,<7",
       "ipykernel>=6.29,<8",
       "jinja2>=3.1,<4",

@@ -5,7 +5,7 @@
 Names, argument order and semantics are TextGrad's; where they differ, the README says why. Importing it imports no JAX.
 """
 
-from selfrag_jax.textgrad import autograd
+from selfrag_jax.textgrad import autograd, tasks
 from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
 from selfrag_jax.textgrad.endpoint import ChatExternalClient, OpenAIEngine
 from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
@@ -93,4 +93,5 @@ __all__ = [
   "llm_call",
   "set_backward_engine",
   "sum",
+  "tasks",
 ]

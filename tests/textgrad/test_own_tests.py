@@ -10,21 +10,28 @@ from pathlib import Path
 import pytest
 
 SHIM = Path(__file__).parent / "shim"
-NEED_NETWORK = {"test_api", "test_bugged", "test_multimodal", "test_multimodal_from_url"}
+OTHERWISE = {
+  "test_multimodal"
+}  # it wants an AssertionError for a float and an AttributeError for a list; here TypeErrors
 
 
 def test_textgrads_own_tests_pass(tmp_path):
+  """All but one do, by scripted engines: LiteLLM and the picture from the network are in the shim."""
   checkout = os.environ.get("TEXTGRAD_CHECKOUT")
   if not checkout:
     pytest.skip("TEXTGRAD_CHECKOUT names no checkout of github.com/zou-group/textgrad")
   shutil.copytree(Path(checkout) / "tests", tmp_path / "tests")
-  environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SHIM), str(SHIM.parents[2])])}
-  command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-q", "tests"]
-  out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+  environment = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+  environment |= {"PYTHONPATH": os.pathsep.join([str(SHIM), str(SHIM.parents[2])]), "XDG_CACHE_HOME": str(tmp_path)}
+  out = ""
+  for file in sorted((tmp_path / "tests").glob("test_*.py")):  # each sets a backward engine, and takes it for the first
+    command = [sys.executable, "-m", "pytest", "-p", "offline", "-p", "no:cacheprovider", "-rA", "-q", str(file)]
+    out += subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
   passed = set(re.findall(r"^PASSED .*::(\w+)", out, re.M))
   failed = set(re.findall(r"^(?:FAILED|ERROR) .*::(\w+)", out, re.M))
-  assert failed <= NEED_NETWORK, out
-  assert len(passed) >= 11, out
+  assert failed == OTHERWISE, out
+  assert len(passed) == 14, out
+  assert "TypeError: the input must be a Variable, not list" in out, out
 
 
 def test_shim_leads_to_this_package():

@@ -12,7 +12,7 @@ NAMES = {
   "engine.base": ["EngineLM"],
   "engine.openai": {"ChatOpenAI": "OpenAIEngine"},
   "engine_experimental": [],
-  "engine_experimental.litellm": {"LiteLLMEngine": "OpenAIEngine"},
+  "engine_experimental.litellm": ["LiteLLMEngine"],
   "autograd": ["LLMCall", "FormattedLLMCall", "MultimodalLLMCall", "StringBasedFunction", "sum", "aggregate"],
 }
 for path, names in NAMES.items():
