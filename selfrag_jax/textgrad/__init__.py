@@ -25,7 +25,6 @@ from selfrag_jax.textgrad.functions import (
 from selfrag_jax.textgrad.gradient_rag import RagConfig
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore, GradientStoreError
 from selfrag_jax.textgrad.limits import Account, BudgetError, ContextBudgetError, EngineCache, EngineError
-from selfrag_jax.textgrad.litellm import LiteLLMEngine
 from selfrag_jax.textgrad.loss import (
   ImageQALoss,
   MultiChoiceTestTime,
@@ -41,6 +40,7 @@ from selfrag_jax.textgrad.optimizer import (
   TextualGradientDescent,
   TextualGradientDescentwithMomentum,
 )
+from selfrag_jax.textgrad.providers import LiteLLMEngine
 from selfrag_jax.textgrad.replies import ReplyError
 from selfrag_jax.textgrad.resolve import SingletonBackwardEngine, backward_engine, set_backward_engine
 from selfrag_jax.textgrad.variable import GraphError, Variable

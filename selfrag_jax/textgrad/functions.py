@@ -73,6 +73,8 @@ class LLMCall(Function):
     """Make the call of an engine, its name, or None for the backward engine."""
     self.engine = resolve_engine(engine)
     self.system_prompt = None if system_prompt is None else check_variable(system_prompt, "system_prompt")
+    if self.system_prompt is not None:
+      _text_of(self.system_prompt)
 
   def forward(self, input_variable: Variable, response_role_description: str | None = None) -> Variable:
     """Ask the engine the input's value."""
@@ -138,7 +140,7 @@ class OrderedFieldsMultimodalLLMCall(MultimodalLLMCall):
 class StringBasedFunction(Function):
   """A function of texts, such as a unit test; backward, its inputs are criticised in the light of what it returned."""
 
-  def __init__(self, fn: Callable[..., str], function_purpose: str):
+  def __init__(self, fn: Callable[..., str | int], function_purpose: str):
     """Make a function; it is called with variables by name, `function_purpose` tells critics what it does."""
     if not callable(fn):
       raise TypeError(f"fn must be a function, not {type(fn).__name__}")

@@ -8,7 +8,7 @@ from selfrag_jax.textgrad.engine import EngineLM
 from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.replies import parse_tags
 from selfrag_jax.textgrad.resolve import resolve_engine
-from selfrag_jax.textgrad.variable import Variable, check_variables
+from selfrag_jax.textgrad.variable import Variable, check_variable, check_variables
 
 JUDGE = "system prompt for the evaluation"
 TEST_TIME = """\
@@ -79,7 +79,7 @@ class MultiFieldTokenParsedEvaluation(MultiFieldEvaluation):
 
   def parse_output(self, response: Variable) -> str:
     """Return the verdict. Raises ReplyError if it is not between the tags."""
-    return parse_tags(response.get_value(), self.parse_tags)
+    return parse_tags(check_variable(response, "the response").get_value(), self.parse_tags)
 
 
 class MultiChoiceTestTime(Module):
@@ -100,6 +100,7 @@ class MultiChoiceTestTime(Module):
 
   def forward(self, question: str, prediction: Variable) -> Variable:
     """Criticise."""
+    check_variable(prediction, "the prediction")
     inputs = {
       "instruction": _fixed(self.instruction, "evaluation instruction"),
       "question": _fixed(question, "the multiple choice question"),
@@ -126,6 +127,7 @@ class ImageQALoss(Module):
 
   def forward(self, image: Variable, question: Variable, response: Variable) -> Variable:
     """Judge."""
+    check_variable(response, "the response")
     values: Mapping[str, Any] = {
       "Evaluation Instruction": self.evaluation_instruction,
       "Question": question,

@@ -5,7 +5,7 @@ from typing import Any
 from selfrag_jax.textgrad.checks import check_text, closest, did_you_mean
 from selfrag_jax.textgrad.endpoint import PREFIXES, endpoint_engine
 from selfrag_jax.textgrad.engine import MeteredEngine
-from selfrag_jax.textgrad.litellm import LiteLLMEngine
+from selfrag_jax.textgrad.providers import LiteLLMEngine
 
 EXPERIMENTAL = "experimental:"
 ALIASES = {
@@ -48,7 +48,7 @@ def get_engine(engine_name: str, **options: Any) -> MeteredEngine:
     return engine
   guess = did_you_mean(_meant(name))
   raise ValueError(
-    f"unknown engine {engine_name!r}{guess}; give a model such as 'gpt-4o-mini' or 'ollama-qwen3', "
+    f"unknown engine {engine_name!r}{guess}: give a model such as 'gpt-4o-mini' or 'ollama-qwen3', "
     f"'{EXPERIMENTAL}PROVIDER/MODEL' for others, or OpenAIEngine(model, base_url=...) for a server of your own"
   )
 

@@ -122,6 +122,12 @@ class TextualGradientDescent(Optimizer):
       raise ValueError(f"learning_rate = {learning_rate} is a share of the words: above 0, at most 1")
     if on_bad_reply not in POLICIES:
       raise ValueError(f"unknown on_bad_reply {on_bad_reply!r}; use one of {', '.join(POLICIES)}")
+    kinds = {"gradient_store": (gradient_store, GradientStore), "rag": (rag, RagConfig)}
+    for name, (given, kind) in kinds.items():
+      if given is not None and not isinstance(given, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {type(given).__name__}")
+    if accept is not None and not callable(accept):
+      raise TypeError(f"accept must be a function such as HeldOut(score), not {type(accept).__name__}")
     if not use_gradient_rag and (gradient_store is not None or rag is not None):
       raise ValueError("gradient_store and rag are for use_gradient_rag=True")
     self.engine, self.verbose = resolve_engine(engine), verbose

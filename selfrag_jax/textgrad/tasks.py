@@ -180,18 +180,18 @@ def load_task(
   FileNotFoundError with the name and the source of a file that is missing.
   """
   if task_name == "GSM8K_DSPy":
-    sets = [GSM8K_DSPy(root, split) for split in SPLITS]
+    train, val, test = (GSM8K_DSPy(root, split) for split in SPLITS)
   elif task_name.startswith("BBH_"):
-    sets = [BigBenchHard(task_name.removeprefix("BBH_"), root, split) for split in SPLITS]
+    train, val, test = (BigBenchHard(task_name.removeprefix("BBH_"), root, split) for split in SPLITS)
   else:
     guess = did_you_mean(closest(task_name, ["GSM8K_DSPy", "BBH_object_counting", "BBH_word_sorting"]))
     raise ValueError(f"unknown task {task_name!r}{guess}; there are GSM8K_DSPy and BBH_ with a task of BIG-Bench Hard")
   if task_name in ("GSM8K_DSPy", "BBH_object_counting"):
-    return *sets, StringBasedFunction(string_based_equality_fn, IS_SAME)
+    return train, val, test, StringBasedFunction(string_based_equality_fn, IS_SAME)
   instruction = Variable(JUDGE, requires_grad=False, role_description="evaluation instruction for the task")
   roles = ["question of the task", "right answer", "reasoning and prediction of the model"]
   tags = ["<ACCURACY>", "</ACCURACY>"]
-  return *sets, MultiFieldTokenParsedEvaluation(instruction, roles, evaluation_api, parse_tags=tags)
+  return train, val, test, MultiFieldTokenParsedEvaluation(instruction, roles, evaluation_api, parse_tags=tags)
 
 
 def load_instance_task(task_name: str, evaluation_api: EngineLM | str | None, root: str | None = None) -> Dataset:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import numbers
+import os
 import pathlib
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
@@ -77,7 +78,7 @@ class Variable:
   def __init__(
     self,
     value: str | bytes | int = "",
-    image_path: str = "",
+    image_path: str | os.PathLike[str] = "",
     predecessors: Sequence["Variable"] | None = None,
     requires_grad: bool = True,
     *,
@@ -98,10 +99,11 @@ class Variable:
     self.set_role_description(role_description)
     if not requires_grad and (needy := [v.role_description for v in predecessors if v.requires_grad]):
       raise ValueError(f"{role_description!r} requires no gradient, but is made from what does: {needy}")
-    if value != "" and image_path != "":
+    path = check_text(os.fspath(image_path), "image_path")
+    if value != "" and path:
       raise ValueError("give a value or an image_path, not both")
     self.requires_grad = requires_grad
-    self.set_value(read_image(image_path) if image_path else value)
+    self.set_value(read_image(path) if path else value)
     self.predecessors: OrderedSet = OrderedSet(predecessors)
     self.gradients: MutableSet = OrderedSet()
     self.gradients_context: dict[Variable, dict[str, Any] | None] = {}

@@ -76,6 +76,9 @@ def test_half_of_a_surrogate_pair_in_an_answer_is_replaced_whatever_the_engine()
     lambda: tg.MultimodalLLMCall(ENGINE)(["x"]),
     lambda: tg.StringBasedFunction(len, "counts")({"x": "text"}),
     lambda: tg.MultiFieldEvaluation(text(), ["a"], ENGINE)(["text"]),
+    lambda: tg.MultiFieldTokenParsedEvaluation(text(), ["a"], ENGINE).parse_output("text"),
+    lambda: tg.MultiChoiceTestTime("judge", ENGINE)("which?", "text"),
+    lambda: tg.ImageQALoss("judge", ENGINE)(image(), text(), "text"),
     lambda: tg.sum(["text"]),
     lambda: tg.TGD(["text"], engine=ENGINE),
     lambda: text(predecessors=["text"]),
@@ -116,6 +119,22 @@ def test_images_go_into_multimodal_calls_alone():
     tg.LLMCall(ENGINE)(image())
   with pytest.raises(TypeError, match="MultimodalLLMCall"):
     tg.FormattedLLMCall(ENGINE, "{a}", {"a": None})({"a": image()})
+  with pytest.raises(TypeError, match="MultimodalLLMCall"):
+    tg.BlackboxLLM(ENGINE, image())
+
+
+@pytest.mark.parametrize("path", [3, None, ["a.png"], b"a.png"])
+def test_paths_of_images_are_paths(path, tmp_path):
+  (tmp_path / "a.png").write_bytes(b"\x89PNG")
+  assert text("", image_path=tmp_path / "a.png", requires_grad=False).value == b"\x89PNG"
+  with pytest.raises(TypeError, match=type(path).__name__):
+    text("", image_path=path, requires_grad=False)
+
+
+@pytest.mark.parametrize("name", ["accept", "gradient_store", "rag"])
+def test_parts_of_an_optimizer_are_what_they_are_called(name):
+  with pytest.raises(TypeError, match=f"{name} must be a .*, not dict"):
+    tg.TGD([text()], engine=ENGINE, use_gradient_rag=True, **{name: {}})
 
 
 @pytest.mark.parametrize("value", [None, 1.5, ["a"], object()])

@@ -68,6 +68,5 @@ class LiteLLMEngine(MeteredEngine):
     except (AttributeError, IndexError, KeyError, TypeError) as error:
       raise EngineError(f"{self.model_string} through LiteLLM sent no chat completion: {error}") from None
     text = text or ""  # `generate` refuses it, when what it cost is booked
-    if None in tokens:
-      tokens = self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text)
-    return Completion(text, *tokens)
+    own = self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text)
+    return Completion(text, *(ours if theirs is None else theirs for theirs, ours in zip(tokens, own, strict=True)))
