@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ class SamplingConfig:
 GREEDY = SamplingConfig(temperature=0)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
   """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
 
@@ -33,6 +33,12 @@ def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> A
   The gradient is written down, 1[token] - p with the exponentials of the forward pass: the one that is derived goes
   over [..., V] three times more.
   """
+  log_probs: Any = _token_log_probs(logits, tokens, temperature)
+  return log_probs
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _token_log_probs(logits: Array, tokens: Array, temperature: float) -> Array:
   return _log_probs(logits, tokens, temperature)[0]
 
 
@@ -51,7 +57,7 @@ def _log_probs_gradient(temperature: float, saved: tuple[Array, Array, Array], g
   return (is_token - exponentials / total) * (gradient / (temperature or 1.0))[..., None], None
 
 
-token_log_probs.defvjp(_log_probs, _log_probs_gradient)
+_token_log_probs.defvjp(_log_probs, _log_probs_gradient)
 
 
 def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:

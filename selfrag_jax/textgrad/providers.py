@@ -53,8 +53,7 @@ class LiteLLMEngine(MeteredEngine):
 
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
     """Ask LiteLLM. Raises EngineError when it gives no answer."""
-    import litellm
-
+    litellm: Any = importlib.import_module("litellm")
     messages = messages_of(content, system_prompt)
     options = {"timeout": self._timeout, "num_retries": self._max_retries, **sampling}
     try:
