@@ -2,6 +2,7 @@
 
 import abc
 import concurrent.futures
+import contextvars
 import functools
 import os
 import queue
@@ -63,7 +64,13 @@ class MeteredEngine(EngineLM):
       count_tokens: counts those of a prompt; an estimate from its bytes where the tokenizer is not at hand.
       concurrency: how many threads may ask at once.
       **sampling: parameters of every call, such as temperature and max_tokens.
+
+    Raises ValueError for a limit below 1.
     """
+    limits = {"context_tokens": context_tokens, "concurrency": concurrency, "max_tokens": sampling.get("max_tokens")}
+    for name, limit in limits.items():
+      if limit is not None and limit < 1:
+        raise ValueError(f"{name} = {limit} must be at least 1")
     self.model_string, self.context_tokens, self.concurrency = model_string, context_tokens, concurrency
     self.cache = open_cache(cache)
     self.account, self.count_tokens, self.sampling = account, count_tokens, sampling
@@ -76,8 +83,10 @@ class MeteredEngine(EngineLM):
   def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
     """Answer a prompt. Raises ContextBudgetError, BudgetError, EngineError."""
     sampling = {**self.sampling, **sampling}
+    content = _plain(content) if isinstance(content, str) else [_plain(p) if isinstance(p, str) else p for p in content]
+    system_prompt = None if system_prompt is None else _plain(system_prompt)
     prompt_tokens = self.count_tokens(content) + self.count_tokens(system_prompt)
-    longest = sampling.get("max_tokens", 0)
+    longest = sampling.get("max_completion_tokens") or sampling.get("max_tokens") or 0
     if self.context_tokens is not None and prompt_tokens + longest > self.context_tokens:
       raise ContextBudgetError(
         f"a prompt of {prompt_tokens:,} tokens and an answer of up to {longest:,} exceed the context of "
@@ -91,10 +100,13 @@ class MeteredEngine(EngineLM):
     with (self.account or Account()).spending(prompt_tokens, longest) as note:
       completion = self.complete(content, system_prompt, **sampling)
       note(completion)
-    text = _text(completion.text, self)
-    if self.cache and text:
-      self.cache.put(key, text)
-    return text
+      text = _plain(completion.text) if isinstance(completion.text, str) else ""
+      in_book = bool(self.account and text and self.cache is self.account.book)
+      if self.account:
+        self.account.save(*((key, text) if in_book else ()))
+      if self.cache and text and not in_book:
+        self.cache.put(key, text)
+    return _text(completion.text, self)
 
 
 class CallableEngine(MeteredEngine):
@@ -164,7 +176,7 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
   waiting: queue.SimpleQueue[tuple[concurrent.futures.Future[T], Callable[[], T]]] = queue.SimpleQueue()
   for item in zip(futures, calls, strict=True):
     waiting.put(item)
-  is_over = threading.Event()
+  is_over, context = threading.Event(), contextvars.copy_context()
 
   def work(place: int, caught: type[BaseException]) -> None:
     if place < workers and not waiting.empty():  # each brings the next: calls that take no time need no other thread
@@ -174,8 +186,8 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
         future, call = waiting.get_nowait()
       except queue.Empty:
         return
-      try:
-        future.set_result(call())
+      try:  # in the caller's context: the account knows which calls wait for these
+        future.set_result(context.copy().run(call))
       except caught as error:  # raised again where the result is asked for
         is_over.set()
         future.set_exception(error)
@@ -224,4 +236,8 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
 def _text(answer: Any, engine: EngineLM) -> str:
   if not isinstance(answer, str):
     raise EngineError(f"{getattr(engine, 'model_string', engine)} answered {type(answer).__name__}, not text")
-  return answer.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no UTF-8 file
+  return _plain(answer)
+
+
+def _plain(text: str) -> str:
+  return text.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no UTF-8 file, nor in a request

@@ -1,14 +1,20 @@
 """What bounds a run: the context of a model, an account of tokens and money, and the answers that are known."""
 
 import contextlib
+import contextvars
+import dataclasses
 import hashlib
 import json
 import math
+import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+COUNTS = ("calls", "cached_calls", "prompt_tokens", "completion_tokens", "largest_prompt")
+LARGEST = 1 << 53  # a count that is booked
+PATIENCE = 3600  # seconds that a call waits for the budget while no other call ends
 Content = str | list[str | bytes]  # a prompt, or texts and images in their order
 
 
@@ -37,7 +43,9 @@ def estimate_tokens(content: Content | None) -> int:
   if content is None:
     return 0
   parts = [content] if isinstance(content, str) else content
-  return sum(1000 if isinstance(part, bytes) else math.ceil(len(part.encode()) / 3.5) for part in parts)
+  return sum(
+    1000 if isinstance(part, bytes) else math.ceil(len(part.encode("utf-8", "replace")) / 3.5) for part in parts
+  )
 
 
 class Account:
@@ -48,7 +56,6 @@ class Account:
   prompt_tokens: int
   completion_tokens: int
   largest_prompt: int  # tokens
-  _COUNTS = ("calls", "cached_calls", "prompt_tokens", "completion_tokens", "largest_prompt")
 
   def __init__(
     self,
@@ -58,13 +65,30 @@ class Account:
     prompt_price: float = 0.0,
     completion_price: float = 0.0,
   ):
-    """Make an account; prices are for a million tokens, `max_cost` in their currency."""
+    """Make an account; prices are for a million tokens, `max_cost` in their currency.
+
+    Raises ValueError for a limit that is not above 0, a price below 0, or a limit of money where nothing has a price.
+    """
+    for name, limit in (("max_tokens", max_tokens), ("max_cost", max_cost)):
+      if limit is not None and not 0 < limit < math.inf:
+        raise ValueError(f"{name} = {limit} must be above 0; None sets no limit")
+    for name, price in (("prompt_price", prompt_price), ("completion_price", completion_price)):
+      if not 0 <= price < math.inf:
+        raise ValueError(f"{name} = {price} must be 0 or above")
+    if max_cost is not None and prompt_price == completion_price == 0:
+      raise ValueError(f"max_cost = {max_cost} needs prompt_price or completion_price: without them nothing costs")
     self.max_tokens, self.max_cost = max_tokens, max_cost
+    self.book: EngineCache | None = None
     self._prices = prompt_price, completion_price
-    self._lock = threading.Lock()
-    self._reserved: list[tuple[int, int]] = []
-    for name in self._COUNTS:
+    self._begin()
+    self._unbooked = dict.fromkeys(COUNTS, 0)
+    for name in COUNTS:
       setattr(self, name, 0)
+
+  def _begin(self) -> None:
+    self._process, self._settled = os.getpid(), threading.Condition()
+    self._running: list[_Call] = []
+    self._waiting: list[_Call] = []
 
   @property
   def tokens(self) -> int:
@@ -76,77 +100,199 @@ class Account:
     """Money spent."""
     return self._cost(self.prompt_tokens, self.completion_tokens)
 
+  def keep(self, book: "EngineCache") -> None:
+    """Book every call in the file of `book` from now on, and go on from what is booked there: one file, one account.
+
+    An answer that the same `book` keeps and what it took are written together: a process may be killed at any time.
+    """
+    self.book = book
+    self.restore(book.spent())
+    self._unbooked = dict.fromkeys(COUNTS, 0)
+
   @contextlib.contextmanager
   def spending(self, prompt_tokens: int, completion_tokens: int) -> Iterator[Callable[[Completion], None]]:
     """Reserve what a call may take at most; the caller is given a function that notes what it took.
 
-    Raises BudgetError if that could overspend.
+    Where the budget does not cover it beside the calls that are running, it waits for them. Raises BudgetError if the
+    call could overspend when none is running any more, but those that wait for it themselves.
     """
-    asked = prompt_tokens, completion_tokens
-    with self._lock:
-      prompt, completion = (sum(column) for column in zip(asked, *self._reserved, strict=True))
-      prompt, completion = self.prompt_tokens + prompt, self.completion_tokens + completion
-      tokens, cost = prompt + completion, self._cost(prompt, completion)
-      if self.max_tokens is not None and tokens > self.max_tokens:
-        raise BudgetError(f"the call may bring the run to {tokens:,} tokens, budgeted are {self.max_tokens:,}")
-      if self.max_cost is not None and cost > self.max_cost:
-        raise BudgetError(f"the call may bring the run to a cost of {cost:.4f}, budgeted are {self.max_cost}")
-      self._reserved.append(asked)
-
-    def note(completion: Completion) -> None:
-      with self._lock:
-        self.calls += 1
-        self.prompt_tokens += completion.prompt_tokens
-        self.completion_tokens += completion.completion_tokens
-        self.largest_prompt = max(self.largest_prompt, completion.prompt_tokens)
-
+    if self._process != os.getpid():  # a fork has none of the threads whose calls are running
+      self._begin()
+    call = _Call(prompt_tokens, completion_tokens, _around.get())
+    with self._settled:
+      self._waiting.append(call)
+      try:
+        while over := self._over(call):
+          held_up = {id(outer) for waiting in self._waiting for outer in waiting.around}
+          if all(id(running) in held_up for running in self._running):
+            raise BudgetError(over)
+          if not self._settled.wait(PATIENCE):
+            raise BudgetError(f"{over}, and none of the calls that are running has ended for {PATIENCE:,} s")
+        self._running.append(call)
+      finally:
+        self._waiting.remove(call)
+    token = _around.set((*call.around, call))
     try:
-      yield note
+      yield self._note
     finally:
-      with self._lock:
-        self._reserved.remove(asked)
+      _around.reset(token)
+      with self._settled:
+        self._running.remove(call)
+        self._settled.notify_all()
+
+  def _over(self, call: "_Call") -> str:
+    """Return in words by how much a call would overspend, beside those that are running; nothing if it does not."""
+    prompt = self.prompt_tokens + sum(c.prompt_tokens for c in (call, *self._running))
+    completion = self.completion_tokens + sum(c.completion_tokens for c in (call, *self._running))
+    tokens, cost = prompt + completion, self._cost(prompt, completion)
+    if self.max_tokens is not None and tokens > self.max_tokens:
+      return f"the call may bring the run to {tokens:,} tokens, budgeted are {self.max_tokens:,}"
+    if self.max_cost is not None and cost > self.max_cost:
+      return f"the call may bring the run to a cost of {cost:.4f}, budgeted are {self.max_cost}"
+    return ""
+
+  def _note(self, completion: Completion) -> None:
+    with self._settled:
+      self._add(
+        {
+          "calls": 1,
+          "prompt_tokens": completion.prompt_tokens,
+          "completion_tokens": completion.completion_tokens,
+          "largest_prompt": completion.prompt_tokens,
+        }
+      )
 
   def note_cached(self) -> None:
     """Count a call that the cache answered; it costs nothing."""
-    with self._lock:
-      self.cached_calls += 1
+    with self._settled:
+      self._add({"cached_calls": 1})
+
+  def _add(self, counts: Mapping[str, int]) -> None:
+    _merge(self._unbooked, counts)
+    for name, total in _merge(self.state(), counts).items():
+      if name in COUNTS:
+        setattr(self, name, total)
+
+  def save(self, key: str = "", text: str = "") -> None:
+    """Book what is not booked yet, with an answer for the cache that the book is, if `key` is given.
+
+    Raises EngineError when that cannot be written; it is tried again with the next one.
+    """
+    if self.book is None:
+      return
+    with self._settled:
+      counts, self._unbooked = self._unbooked, dict.fromkeys(COUNTS, 0)
+    try:
+      self.book.enter(counts, key, text)
+    except BaseException as error:
+      with self._settled:
+        _merge(self._unbooked, counts)
+      if isinstance(error, EngineError) and counts["calls"]:
+        tokens = counts["prompt_tokens"] + counts["completion_tokens"]
+        raise EngineError(f"{error}; not booked: {counts['calls']:,} answered calls, {tokens:,} tokens") from None
+      raise
 
   def state(self) -> dict[str, Any]:
     """Return what was spent, for a file."""
-    return {**{name: getattr(self, name) for name in self._COUNTS}, "cost": self.cost}
+    return {**{name: getattr(self, name) for name in COUNTS}, "cost": self.cost}
 
-  def restore(self, state: dict[str, Any]) -> None:
-    """Go on from `state()`."""
-    for name in self._COUNTS:
-      setattr(self, name, state[name])
+  def restore(self, state: Mapping[str, Any]) -> None:
+    """Go on from `state()`. Raises ValueError for something else."""
+    counts = {name: state.get(name) for name in COUNTS}
+    if wrong := [name for name, n in counts.items() if type(n) is not int or not 0 <= n <= LARGEST]:
+      raise ValueError(f"{wrong[0]} = {str(counts[wrong[0]])[:50]} is no number of calls or tokens")
+    with self._settled:
+      for name, n in counts.items():
+        self._unbooked[name] = n
+        setattr(self, name, n)
 
   def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
     return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
 
 
-class EngineCache:
-  """Answers on disk by model, prompt and sampling parameters, in one SQLite file that several processes may share."""
+@dataclasses.dataclass(eq=False)
+class _Call:
+  """A call that is running or waits: what it may take, and the calls in which it is made."""
 
-  def __init__(self, path: str):
-    """Open the file, or make one. Raises EngineError for another file."""
-    self.path = path
-    self._lock = threading.Lock()
+  prompt_tokens: int
+  completion_tokens: int
+  around: tuple["_Call", ...]
+
+
+_around: contextvars.ContextVar[tuple[_Call, ...]] = contextvars.ContextVar("calls_around", default=())
+
+
+def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+  for name, n in counts.items():
+    into[name] = max(into[name], n) if name == "largest_prompt" else into[name] + n
+  return into
+
+
+class EngineCache:
+  """Answers on disk by model, prompt and sampling parameters, in one SQLite file that several processes may share.
+
+  It is the book of an account as well, if `Account.keep` is given it.
+  """
+
+  def __init__(self, path: str, *, survives_power_loss: bool = True):
+    """Open the file, or make one; every answer is flushed to the disk, unless it need only survive `kill -9`.
+
+    Raises EngineError for another file.
+    """
+    self.path, self._survives_power_loss = path, survives_power_loss
+    self._inherited: list[sqlite3.Connection] = []
+    self._open()
+
+  def _open(self) -> None:
+    self._process, self._lock = os.getpid(), threading.Lock()
+    columns = ", ".join(f"{name} INTEGER NOT NULL" for name in COUNTS)
     with self._errors():
-      self._file = sqlite3.connect(path, check_same_thread=False, timeout=60)
+      self._file = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
       with self._file:
         self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute(f"PRAGMA synchronous = {'FULL' if self._survives_power_loss else 'NORMAL'}")
         self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT NOT NULL)")
+        self._file.execute(f"CREATE TABLE IF NOT EXISTS spent ({columns})")
+
+  @contextlib.contextmanager
+  def _transaction(self) -> Iterator[sqlite3.Connection]:
+    if (
+      self._process != os.getpid()
+    ):  # a connection is of one process; closed in a fork, it would take its parent's locks
+      self._inherited.append(self._file)
+      self._open()
+    with self._lock, self._errors(), self._file:
+      yield self._file
 
   def get(self, key: str) -> str | None:
     """Return the answer that is known."""
-    with self._lock, self._errors():
-      row = self._file.execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
-    return None if row is None else row[0]
+    with self._transaction() as file:
+      row = file.execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
+    return row[0] if row and isinstance(row[0], str) else None
 
   def put(self, key: str, text: str) -> None:
     """Keep an answer. Raises EngineError when the disk is full."""
-    with self._lock, self._errors(), self._file:
-      self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+    self.enter({}, key, text)
+
+  def enter(self, counts: Mapping[str, int], key: str = "", text: str = "") -> None:
+    """Book counts, and keep an answer if there is a key, both or none. Raises EngineError when the disk is full."""
+    with self._transaction() as file:
+      if any(counts.values()):
+        file.execute(f"INSERT INTO spent VALUES ({', '.join('?' * len(COUNTS))})", [counts[name] for name in COUNTS])
+      if key:
+        file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+
+  def spent(self) -> dict[str, int]:
+    """Return what is booked. Raises EngineError if that was damaged."""
+    least = f"min({', '.join(COUNTS)})"
+    whole = " AND ".join(f"typeof({name}) = 'integer'" for name in COUNTS)
+    totals = ", ".join(f"{'max' if name == 'largest_prompt' else 'sum'}({name})" for name in COUNTS)
+    with self._transaction() as file:
+      damaged = file.execute(f"SELECT count(*) FROM spent WHERE NOT ({whole}) OR {least} < 0").fetchone()[0]
+      row = file.execute(f"SELECT {totals} FROM spent").fetchone()
+    if damaged:
+      raise EngineError(f"the account in {self.path} was damaged: {damaged} of its lines hold no numbers of tokens")
+    return {name: n or 0 for name, n in zip(COUNTS, row, strict=True)}
 
   @contextlib.contextmanager
   def _errors(self) -> Iterator[None]:
