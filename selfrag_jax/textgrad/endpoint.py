@@ -1,16 +1,24 @@
 """Engines behind an HTTP endpoint that speaks OpenAI's protocol: OpenAI, vLLM, Ollama, llama.cpp and others."""
 
 import base64
+import difflib
+import inspect
+import json
+import math
 import os
 import threading
+import urllib.parse
 from typing import Any
 
 from selfrag_jax.textgrad.engine import MeteredEngine
-from selfrag_jax.textgrad.limits import Completion, Content, EngineError
+from selfrag_jax.textgrad.limits import LARGEST, Completion, Content, EngineError
 
 OLLAMA = "http://localhost:11434/v1"
 PREFIXES = ("gpt-", "chatgpt-", "o1", "o3", "o4", "claude-", "gemini-", "openai/")  # names that are taken as models
 NO_KEY = "none"  # what is sent where there is no key: never that of another endpoint
+OPENAI_KEY = "OPENAI_API_KEY"
+OPENAI_HOSTS = ("api.openai.com", "eu.api.openai.com", "us.api.openai.com")  # where that key is sent
+SECRET = 8  # characters that a key has at least: a shorter placeholder would be cut out of ordinary words
 ENDPOINTS = {  # prefix -> address, name of the environment variable with the key
   "claude-": ("https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
   "gemini-": ("https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),
@@ -26,6 +34,7 @@ class OpenAIEngine(MeteredEngine):
     base_url: str | None = None,
     api_key: str | None = None,
     *,
+    api_key_env: str | None = None,
     timeout: float = 120.0,
     max_retries: int = 5,
     temperature: float = 0.0,
@@ -37,20 +46,29 @@ class OpenAIEngine(MeteredEngine):
     Args:
       model_string: name of the model.
       base_url: address of the endpoint; OpenAI's, or that of the environment's OPENAI_BASE_URL, by default.
-      api_key: key; the environment's OPENAI_API_KEY by default. An endpoint on this machine needs none.
+      api_key: key. An endpoint on this machine needs none.
+      api_key_env: name of the environment variable with the key. OPENAI_API_KEY is read without it where the address
+        is OpenAI's own, with https, and nowhere else.
       timeout: seconds that a call may take.
       max_retries: how often a call is made again, with growing pauses, after a time-out, HTTP 408, 409, 429 or 5xx.
       temperature, max_tokens: of every call, as other sampling parameters in `options`.
       **options: limits of `MeteredEngine`.
 
-    Raises ValueError when a key is needed and there is none.
+    Raises ValueError when a key is needed and there is none, and for an address or an option that no endpoint takes.
     """
     super().__init__(model_string, temperature=temperature, max_tokens=max_tokens, **options)
+    _check_options({name: value for name, value in self.sampling.items() if name not in ("temperature", "max_tokens")})
+    if not 0 < timeout < math.inf or max_retries < 0:
+      raise ValueError(f"timeout = {timeout} must be above 0, and max_retries = {max_retries} not below it")
     self.base_url = base_url or os.environ.get("OPENAI_BASE_URL")
-    self._key = api_key or os.environ.get("OPENAI_API_KEY")
+    self._is_openai = _is_openai(self.base_url)
+    variable = api_key_env or (OPENAI_KEY if self._is_openai else None)
+    self._key = _checked(api_key or (os.environ.get(variable, "") if variable else ""), variable)
     if not self._key:
-      if self.base_url is None:
-        raise ValueError("no key: set the environment variable OPENAI_API_KEY, or give the base_url of your own server")
+      if api_key_env:
+        raise ValueError(f"no key: the environment variable {api_key_env} is not set")
+      if self._is_openai:
+        raise ValueError(f"no key: set the environment variable {OPENAI_KEY}, or give the base_url of your own server")
       self._key = NO_KEY
     self._timeout, self._max_retries = timeout, max_retries
     self._client: Any = None
@@ -70,35 +88,110 @@ class OpenAIEngine(MeteredEngine):
 
     try:
       answer = client.chat.completions.create(model=self.model_string, messages=messages, **sampling)
-      text = answer.choices[0].message.content
-      usage = answer.usage
+      if isinstance(answer, str):
+        raise ValueError(repr(answer))
+      text, usage = answer.choices[0].message.content or "", answer.usage
+      if not isinstance(text, str):
+        raise ValueError(f"its text is {type(text).__name__}")
     except openai.APIStatusError as error:
-      raise EngineError(f"{self._where()} answered HTTP {error.status_code}: {_short(error.message)}") from None
+      failed = f"answered HTTP {error.status_code}: {self._refused(error)}"
     except openai.APITimeoutError:
-      raise EngineError(f"{self._where()} did not answer within {self._timeout:g} s") from None
+      failed = f"did not answer within {self._timeout:g} s"
+    except openai.APIConnectionError as error:
+      failed = f"could not be asked: {error.__cause__ or error}"
     except openai.OpenAIError as error:
-      raise EngineError(f"{self._where()} could not be asked: {_short(str(error))}") from None
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-      raise EngineError(f"{self._where()} sent no chat completion: {_short(str(error))}") from None
-    text = text or ""  # `generate` refuses it, when what it cost is booked
-    if usage is None:
-      return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
-    return Completion(text, usage.prompt_tokens, usage.completion_tokens)
+      failed = f"could not be asked: {error}"
+    except (AttributeError, IndexError, TypeError, ValueError, RecursionError) as error:
+      failed = f"sent no chat completion: {error}"
+    else:
+      text = self._without_key(text)  # `generate` refuses an empty one, when what it cost is booked
+      counted = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+      own = (self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
+      return Completion(text, *(n if _is_count(n) else ours for n, ours in zip(counted, own, strict=True)))
+    raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # here: no cause holds the request
+
+  def _refused(self, error: Any) -> str:
+    if 300 <= error.status_code < 400:
+      to = urllib.parse.urlsplit(error.response.headers.get("location", ""))
+      host = to.netloc.rpartition("@")[2]
+      return f"it redirects to {to.scheme}://{host}{to.path}, which is not followed; give that as base_url"
+    if error.status_code in (401, 403) and self._key == NO_KEY:
+      return f"{error.message} (no key was sent: {OPENAI_KEY} goes to OpenAI alone; give api_key or api_key_env)"
+    return error.message
+
+  def _without_key(self, text: str) -> str:
+    if len(self._key) < SECRET:
+      return text
+    for form in {self._key, repr(self._key)[1:-1], json.dumps(self._key)[1:-1], urllib.parse.quote(self._key, safe="")}:
+      text = text.replace(form, "[key]")
+    return text
 
   def _connect(self) -> Any:
     with self._lock:
       if self._client is None:
-        try:
-          import openai
-        except ImportError:
-          raise ImportError("engines behind an endpoint need the package openai: pip install openai") from None
+        openai = _openai()
+        from selfrag_jax.textgrad.http_client import BoundedClient  # needs httpx, as openai does
+
         self._client = openai.OpenAI(
-          api_key=self._key, base_url=self.base_url, timeout=self._timeout, max_retries=self._max_retries
+          api_key=self._key,
+          base_url=self.base_url,
+          timeout=self._timeout,
+          max_retries=self._max_retries,
+          http_client=BoundedClient(self._key, self._timeout, is_openai=self._is_openai),
         )
       return self._client
 
   def _where(self) -> str:
-    return f"{self.model_string} at {self.base_url or 'OpenAI'}"
+    return f"{self.model_string} at {(self.base_url or 'OpenAI').partition('?')[0]}"
+
+
+def _openai() -> Any:
+  try:
+    import openai
+  except ImportError:
+    raise ImportError("engines behind an endpoint need the package openai: pip install openai") from None
+  return openai
+
+
+def _is_openai(url: str | None) -> bool:
+  """Tell whether an address is OpenAI's own. Raises ValueError for one that is none, or that holds a password."""
+  if url is None:
+    return True
+  try:
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port
+  except ValueError as error:
+    raise ValueError(f"base_url: {error}") from None
+  if parts.username is not None or parts.password is not None or "@" in parts.netloc:
+    raise ValueError("base_url holds a user's name or a password (before @); give api_key or api_key_env instead")
+  if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() or c == "\\" for c in url):
+    raise ValueError(f"base_url = {_short(url)!r} is no address such as http://localhost:8000/v1")
+  return parts.scheme == "https" and parts.hostname in OPENAI_HOSTS and port in (None, 443)
+
+
+def _checked(key: str, variable: str | None) -> str:
+  """Return a key that a header can hold. Raises ValueError, without the key, for another."""
+  key = key.strip()
+  if not (key.isascii() and key.isprintable()):
+    raise ValueError(f"the key in {variable or 'api_key'} holds characters that no HTTP header may have")
+  return key
+
+
+def _check_options(sampling: dict[str, Any]) -> None:
+  """Check the names of sampling parameters. Raises ValueError for one that the package openai does not know."""
+  if not sampling:
+    return
+  known = inspect.signature(_openai().resources.chat.completions.Completions.create).parameters.keys()
+  known = sorted(known - {"self", "model", "messages", "stream", "stream_options", "n"})
+  for name in sampling:
+    if name not in known:
+      close = difflib.get_close_matches(name, [*known, "timeout", "max_retries", "concurrency", "context_tokens"], n=1)
+      hint = f"did you mean {close[0]}? " if close else ""
+      raise ValueError(f"unknown option {name!r} of an engine; {hint}what only your server knows goes into extra_body")
+
+
+def _is_count(n: Any) -> bool:
+  return type(n) is int and 0 <= n <= LARGEST
 
 
 class ChatExternalClient(OpenAIEngine):
@@ -116,12 +209,14 @@ def endpoint_engine(name: str, **options: Any) -> OpenAIEngine | None:
   `options` are those of `OpenAIEngine`. The key is that of the endpoint's own environment variable.
   """
   if name.startswith("ollama-"):
-    return OpenAIEngine(name.removeprefix("ollama-"), OLLAMA, **{"api_key": NO_KEY, **options})
+    return OpenAIEngine(name.removeprefix("ollama-"), **{**options, "base_url": options.get("base_url") or OLLAMA})
   if not name.startswith(PREFIXES):
     return None
   for prefix, (url, variable) in ENDPOINTS.items():
-    if name.startswith(prefix):
-      options = {"base_url": url, "api_key": os.environ.get(variable, NO_KEY), **options}
+    if name.startswith(prefix) and not options.get("base_url"):
+      options = {**options, "base_url": url}
+      if not options.get("api_key") and not options.get("api_key_env"):
+        options["api_key"] = os.environ.get(variable, NO_KEY)
   return OpenAIEngine(name.removeprefix("openai/"), **options)
 
 

@@ -1,0 +1,71 @@
+"""An HTTP client for servers that are not trusted: no redirects, bounded answers, headers for their own host alone."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+LARGEST = 16 << 20  # bytes of an answer
+
+
+class TooLargeError(httpx.TransportError):
+  """The server sent more than any answer has."""
+
+
+class BoundedClient(httpx.Client):
+  """A client that reads an answer within `seconds` and `LARGEST` bytes, and follows no redirect.
+
+  A redirect could take a prompt to a host that nobody named. Headers that the environment has for OpenAI go to OpenAI
+  alone.
+  """
+
+  def __init__(self, key: str, seconds: float, *, is_openai: bool):
+    """Make a client; the proxies of the environment are used."""
+    super().__init__(timeout=seconds, follow_redirects=False)
+    self._key, self._seconds, self._is_openai = key, seconds, is_openai
+
+  def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+    """Send a request and read the whole answer. Raises httpx.TransportError."""
+    if not self._is_openai:
+      for name in ("OpenAI-Organization", "OpenAI-Project", *_custom_headers()):
+        request.headers.pop(name, None)
+      request.headers["Authorization"] = f"Bearer {self._key}"
+    end = time.monotonic() + self._seconds
+    response = super().send(request, **{**options, "stream": True, "follow_redirects": False})
+    data = bytearray()
+    try:
+      response.stream = _Timed(response.stream, end)
+      for chunk in response.iter_bytes():  # decompressed: a small answer may be a large one
+        data += chunk
+        if len(data) > LARGEST:
+          raise TooLargeError(f"more than {LARGEST >> 20} MiB were sent")
+    finally:
+      response.close()
+    told = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name not in told]
+    return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=request)
+
+
+class _Timed(httpx.SyncByteStream):
+  """A stream that ends in time, however slowly it drips."""
+
+  def __init__(self, stream: Any, end: float):
+    self._stream, self._end = stream, end
+
+  def __iter__(self) -> Iterator[bytes]:
+    for chunk in self._stream:
+      if time.monotonic() > self._end:
+        raise httpx.ReadTimeout("the answer did not end in time")
+      yield chunk
+
+  def close(self) -> None:
+    self._stream.close()
+
+
+def _custom_headers() -> list[str]:
+  """Return the names of the headers that the package openai takes from the environment; they may hold a key."""
+  lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+  own = ("content-type", "content-length", "host", "accept")
+  return [name for line in lines if (name := line.partition(":")[0].strip()) and name.lower() not in own]
