@@ -1,50 +1,39 @@
-"""Programs that are improved against unit tests: each test runs in a process of its own, with limits.
+"""Programs that are improved against unit tests: each test runs in a process of its own, closed off and with limits.
 
-The limits keep faults from spreading: time, memory, no bytes written to files, and what a program starts ends with it.
-They are no sandbox: a program may read and empty what the user may, and hide a process from its end. Let programs of a
-model that is not trusted run in a container.
+What it is closed off from depends on the system, and `isolation` tells it: on Linux, namespaces take away the network,
+other processes and all files but the interpreter's, and Landlock (Linux 5.13) files, TCP and signals where containers
+refuse namespaces. Time, memory and what comes back are limited everywhere.
 """
 
 import ast
 import collections
 import contextlib
+import functools
 import json
 import os
 import re
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-SECONDS, MEGABYTES = 5, 512  # of one test; a busy machine gets twice the time
+SECONDS, MEGABYTES = 5, 512  # of one test and all processes that it starts; a busy machine gets twice the time
 TOO_LONG = "did not end in time"
-_HARNESS = """
-import json, os, resource, signal, sys, traceback
-seconds, size = int(sys.argv[1]), int(sys.argv[2]) << 20
-resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # the second limit ends it without saying why
-signal.alarm(2 * seconds)  # also when nobody is there any more to wait
-resource.setrlimit(resource.RLIMIT_AS, (size, size))
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-program, call = json.load(sys.stdin)
-out = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-try:
-  scope = {"__name__": "program"}
-  exec(compile(program, "program", "exec"), scope)
-  text = repr(eval(call, scope))
-except BaseException as error:
-  lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "program"]
-  text = f"raised {type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")
-out.write(text[:10000])
-out.flush()
-os._exit(0)
-"""
+TOO_LARGE = "took too much memory, or too many processes"
+TOO_MUCH = "wrote too much"
+LARGEST = 1 << 16  # bytes of an answer; what the sandbox writes is shorter
+PROCESSES = 64  # of one test
+TICK = 0.05  # seconds between two looks at the memory
+SANDBOX = Path(__file__).with_name("sandbox.py")
 
 
 class UnitTest(NamedTuple):
@@ -56,31 +45,138 @@ class UnitTest(NamedTuple):
 
 def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> str:
   """Return what a call of a program returns, as a literal, or what became of it instead."""
-  command = [sys.executable, "-I", "-c", _HARNESS, str(seconds), str(megabytes)]
-  with (
-    tempfile.TemporaryDirectory() as folder,
-    subprocess.Popen(
-      command,
-      stdin=subprocess.PIPE,
+  with tempfile.TemporaryFile() as request:
+    request.write(json.dumps([program, call]).encode())
+    request.seek(0)
+    with _sandbox(request, str(seconds), str(megabytes)) as process:
+      answer, failed = _read(process, time.monotonic() + 2 * seconds, megabytes << 20)
+  if process.returncode in (128 + signal.SIGXCPU, 128 + signal.SIGALRM):
+    return failed or TOO_LONG
+  return failed or ("crashed" if process.returncode else answer.decode("utf-8", "replace"))
+
+
+@functools.cache
+def isolation() -> str:
+  """Return in words from what programs are closed off on this system, and from what they are not."""
+  with _sandbox(subprocess.DEVNULL) as process:
+    answer, _ = _read(process, time.monotonic() + 60, 1 << 30)
+  closed = json.loads(answer) if answer else {}
+  is_alone = "processes" in closed
+  facts = {
+    "files other than the interpreter's": "files" in closed,
+    "the environments and memory of other processes": "files" in closed,
+    "the network" if "network" in closed or "tcp" not in closed else "the network but TCP": "network" in closed,
+    "signals to other processes": is_alone or "signals" in closed,
+    "processes that outlive their test": is_alone or "children" in closed,
+  }
+  said = (("cannot reach", True), ("CAN reach", False))
+  lists = [(how, [what for what, is_closed in facts.items() if is_closed is wanted]) for how, wanted in said]
+  words = "; ".join(f"{how} {', '.join(whats)}" for how, whats in lists if whats)
+  advice = "" if all(facts.values()) else ": run those that you do not trust in a virtual machine"
+  return f"programs have limits of time and memory; they {words}{advice}"
+
+
+@contextlib.contextmanager
+def _sandbox(stdin: IO[bytes] | int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+  """Start the sandbox in an empty folder; in the end, the folder is gone and so is all that runs in it."""
+  folder = tempfile.mkdtemp()
+  try:
+    with subprocess.Popen(
+      [sys.executable, "-I", str(SANDBOX), *arguments],
+      stdin=stdin,
       stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL,
-      encoding="utf-8",
-      errors="replace",
       cwd=folder,
       env={},
       start_new_session=True,
-    ) as process,
-  ):
-    try:
-      answer, _ = process.communicate(json.dumps([program, call]), timeout=2 * seconds)
-    except subprocess.TimeoutExpired:
-      return TOO_LONG
-    finally:  # what it has started goes with it
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-  if process.returncode in (-signal.SIGXCPU, -signal.SIGALRM):
-    return TOO_LONG
-  return "crashed" if process.returncode else answer
+    ) as process:
+      try:
+        yield process
+      finally:
+        _kill(process)
+  finally:
+    with contextlib.suppress(RecursionError):
+      shutil.rmtree(folder, ignore_errors=True)
+    if os.path.exists(folder):  # deeper than Python goes, or closed by the program
+      subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _read(process: subprocess.Popen[bytes], end: float, size: int) -> tuple[bytes, str]:
+  """Return what a process writes until it ends, and why it was not waited for, if it was not."""
+  assert process.stdout is not None
+  answer, next_look = b"", time.monotonic() + TICK
+  with selectors.DefaultSelector() as selector:
+    selector.register(process.stdout, selectors.EVENT_READ)
+    while True:
+      if selector.select(TICK):
+        part = os.read(process.stdout.fileno(), LARGEST)
+        answer += part
+        if len(answer) > LARGEST:
+          return b"", TOO_MUCH
+        if not part:
+          break
+      if time.monotonic() > next_look:  # however often something is written
+        if _is_too_large(process.pid, size):
+          return b"", TOO_LARGE
+        next_look = time.monotonic() + TICK
+      if time.monotonic() > end:
+        return b"", TOO_LONG
+  try:
+    process.wait(max(end - time.monotonic(), 0))
+  except subprocess.TimeoutExpired:
+    return b"", TOO_LONG
+  return answer, ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+  """End the processes of a sandbox: the first takes its namespace along; where there is none, one after the other."""
+  for _ in range(100):  # the sandbox itself last: its orphans come to it, and are found again
+    if not (rest := _descendants(process.pid)):
+      break
+    for pid in rest:
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+  """Return the processes below one that have not ended, as far as the system tells."""
+  below = collections.defaultdict(list)
+  for entry in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
+    with contextlib.suppress(OSError):
+      state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+      if state != b"Z":
+        below[int(parent)].append(int(entry.name))
+  found = [pid]
+  for parent in found:
+    found += below[parent]
+  return found[1:]
+
+
+def _is_too_large(pid: int, size: int) -> bool:
+  """Tell whether the processes below one are too many, or have more memory than one may, each shared page counted once.
+
+  The first look is cheap and counts shared pages for each.
+  """
+  pids = _descendants(pid)
+  if len(pids) > PROCESSES:
+    return True
+  page = os.sysconf("SC_PAGE_SIZE")
+  return _sum(pids, "statm", lambda text: int(text.split()[1]) * page) > size < _sum(pids, "smaps_rollup", _share)
+
+
+def _sum(pids: Sequence[int], name: str, read: Callable[[str], int]) -> int:
+  total = 0
+  for pid in pids:
+    with contextlib.suppress(OSError, IndexError):  # it has ended
+      total += read(Path(f"/proc/{pid}/{name}").read_text())
+  return total
+
+
+def _share(text: str) -> int:
+  return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss: +(\d+)", text, re.MULTILINE))
 
 
 def is_same_value(answer: str, result: str) -> bool:
@@ -111,7 +207,7 @@ def read_program(path: Path) -> tuple[str, list[UnitTest]]:
       ast.parse(test.call, mode="eval")
       ast.literal_eval(test.result)
     return str(content["program"]), tests
-  except (ValueError, KeyError, TypeError, SyntaxError) as error:
+  except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
     raise ValueError(f"{path} holds no program with its tests: {error!r}") from None
 
 
