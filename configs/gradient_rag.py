@@ -14,7 +14,7 @@ Three variants need no network and take seconds to a minute; their critic is scr
 Two take files, and models:
   bbh, gsm8k          a file of BIG-Bench-Hard or GSM8K; with `task.calls=2`, a first call takes notes for the second
 
-An engine is a model behind an endpoint that speaks OpenAI's protocol, whose key is read from OPENAI_API_KEY, or
+An engine is a model behind an endpoint that speaks OpenAI's protocol, or
 `local:` and what launch/generate.py takes as --model, such as `local:smollm2-135m`. The critic and the optimizer should
 follow instructions well; the model may be small.
 """
@@ -85,6 +85,7 @@ def engine(name: str) -> dict[str, object]:
   return {
     "name": name,
     "base_url": "",  # OpenAI's
+    "api_key_env": "",  # the environment variable with the key; OPENAI_API_KEY goes to OpenAI's own address alone
     "temperature": 0.0,
     "max_tokens": 2000,
     "context_tokens": 32_768,  # of prompt and answer; those of your model: a local one may know that it has fewer

@@ -4,6 +4,8 @@ Run the same command again to go on after it was stopped. `--compare=retrieval,w
 remember with the same cases and prints paired intervals. The workdir has report.html, prompt.txt, JSON and CSV.
 """
 
+import sys
+
 from absl import flags
 from command import build, output, read, run
 
@@ -18,11 +20,14 @@ def main(argv: list[str]) -> None:
   config = read(argv, EXPERIMENTS)
   folder = output(config)
   module, experiment = build(config, EXPERIMENTS)
+  from selfrag_jax.tasks.programs import isolation
   from selfrag_jax.train.workdir import open_workdir
 
   configs = {memory: {**config, "memory": memory} for memory in COMPARE.value}
   for one in configs.values():
     module.build(one)  # refuses what cannot be run before anything is
+  if experiment.task.run_program is not None:
+    print(isolation(), file=sys.stderr)
   with open_workdir(folder, config["experiment"]) as workdir:
     module.compare(configs, workdir) if configs else module.run(experiment, workdir)
 

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import io
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,10 +15,11 @@ from tqdm import tqdm
 import selfrag_jax.textgrad as tg
 from selfrag_jax.checked import Seed
 from selfrag_jax.evals import prompt_page
+from selfrag_jax.evals.prompt_state import NEW_FOLDER, begin, check_state, read_json, without_limits
 from selfrag_jax.evals.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.files import is_local, write_bytes_atomic, write_json
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
-from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, make_task
+from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, in_utf8, make_task
 from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
 from selfrag_jax.train.settings import read_config
@@ -79,7 +79,12 @@ class Experiment:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and make its task and engines. Raises ValueError with the fix."""
   config = read_config(config, CHECKED)
-  task = make_task(config["task"], config["seed"])
+  if config["budget"]["cost"] and not (config["budget"]["prompt_price"] or config["budget"]["completion_price"]):
+    raise ValueError("config.budget.cost needs config.budget.prompt_price or completion_price, of a million tokens")
+  try:
+    task = in_utf8(make_task(config["task"], config["seed"]))
+  except RecursionError:
+    raise ValueError(f"{config['task'].get('path')} is nested too deeply to be a file of cases") from None
   budget = config["budget"]
   account = tg.Account(
     budget["tokens"] or None,
@@ -87,13 +92,25 @@ def build(config: Mapping[str, Any]) -> Experiment:
     prompt_price=budget["prompt_price"],
     completion_price=budget["completion_price"],
   )
-  engines = {part: _engine(part, section, task, account) for part, section in config["engines"].items()}
-  return Experiment(config, task, engines, account)
+  engines = {}
+  for part, section in config["engines"].items():
+    try:
+      engines[part] = _engine(part, section, task, account)
+    except TypeError as error:
+      raise ValueError(f"config.engines.{part}: {error}") from None
+  experiment = Experiment(config, task, engines, account)
+  try:  # what it refuses is said before anything is paid for
+    _optimizer(experiment, experiment.texts([text.initial for text in task.texts]), tg.GradientStore())
+  except TypeError as error:
+    raise ValueError(f"config.optimizer or config.rag: {error}") from None
+  return experiment
 
 
 def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg.Account) -> EngineLM:
-  options = {name: value for name, value in section.items() if name not in ("name", "base_url") and value is not None}
-  name = section["name"]
+  options = {name: x for name, x in section.items() if name not in ("name", "base_url") and x not in (None, "")}
+  name, base_url = section.get("name"), section.get("base_url")
+  if not name:
+    raise ValueError(f"config.engines.{part}.name is empty; name a model")
   if name == "scripted":
     if part == "model" and task.run_program is not None:
       return tg.CallableEngine([], "no model")  # programs need none
@@ -101,68 +118,70 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
       raise ValueError(f"config.engines.{part}.name is 'scripted', but this task has no script; name a model")
     return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, concurrency=1)
   if name.startswith(LOCAL):
+    options.pop("api_key_env", None)
     from selfrag_jax.evals.chat import LocalEngine  # loads JAX
 
     return LocalEngine(name.removeprefix(LOCAL), account=account, **options)
-  if section["base_url"]:
-    return tg.OpenAIEngine(name, section["base_url"], account=account, **options)
+  if base_url:
+    return tg.OpenAIEngine(name, base_url, account=account, **options)
   return tg.get_engine(name, account=account, **options)
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file."""
+  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file.
+
+  Raises BudgetError where the budget ended it: all of these are written then too, without the scores on test cases.
+  """
   workdir = epath.Path(workdir)
-  spent = workdir / "account.json"
-  if spent.exists():
-    experiment.account.restore(json.loads(spent.read_text()))
-  if experiment.config["cache"]:
-    _keep_answers(experiment, workdir / "answers.sqlite")
+  _open_account(experiment, workdir)
   try:
-    return _run(experiment, workdir, spent)
-  finally:  # what a step has spent that was stopped counts too
-    write_json(spent, experiment.account.state())
-
-
-def _keep_answers(experiment: Experiment, path: epath.Path) -> None:
-  """Let what was paid for once be asked for never again; scripts cost nothing."""
-  cache = None
-  for engine in experiment.engines.values():
-    if isinstance(engine, tg.MeteredEngine) and not isinstance(engine, tg.CallableEngine):
-      engine.cache = cache = cache or tg.EngineCache(str(path))
-
-
-def _run(experiment: Experiment, workdir: epath.Path, spent: epath.Path) -> dict[str, Any]:
-  config = experiment.config
-  state = _read_state(workdir, experiment)
-  texts = experiment.texts(state["texts"])
-  began, before = time.time(), state["seconds"]
-  remember = config["memory"] != "none"
-  store = tg.GradientStore(str(workdir / "gradients")) if remember else None
-  try:
-    optimizer = _optimizer(experiment, texts, store)
-    optimizer.run = workdir.name
-    optimizer.restore(state["optimizer"])
-    if store is not None:
-      store.forget(optimizer.run, state["step"])
-    steps = config["optimizer"]["steps"]
-    with tqdm(total=steps, initial=state["step"], unit="step", desc="optimizing") as bar:
-      while state["step"] < steps:
-        state["history"].append(row := _step(experiment, optimizer, texts, state))
-        state |= {"step": state["step"] + 1, "texts": row["texts"], "optimizer": optimizer.state()}
-        state["seconds"] = before + time.time() - began
-        write_json(workdir / "state.json", state)
-        write_json(spent, experiment.account.state())
-        bar.set_postfix(valid=row["valid"], tokens=f"{experiment.account.tokens:,}")
-        bar.update()
-    report = _report(experiment, state)
+    return _run(experiment, workdir)
   finally:
-    if store is not None:
-      store.close()
+    _save_account(experiment, workdir)
+
+
+def _open_account(experiment: Experiment, workdir: epath.Path) -> None:
+  """Go on with what was spent, and with the answers that were paid for, which are in one file; scripts cost nothing."""
+  account, asked = experiment.account, [e for e in experiment.engines.values() if isinstance(e, tg.MeteredEngine)]
+  paid = [engine for engine in asked if not isinstance(engine, tg.CallableEngine)]
+  if is_local(workdir):
+    book = tg.EngineCache(str(workdir / "answers.sqlite"), survives_power_loss=bool(paid))
+    account.keep(book)
+    if experiment.config["cache"]:
+      for engine in paid:
+        engine.cache = book
+  summary = workdir / "account.json"
+  if summary.exists() and not account.calls + account.cached_calls:  # that of a folder without a book
+    try:
+      account.restore(read_json(summary))
+    except ValueError as error:
+      raise ValueError(f"{summary} was damaged: {error}; what was spent before is in no other file") from None
+
+
+def _save_account(experiment: Experiment, workdir: epath.Path) -> None:
+  experiment.account.save()
+  write_json(workdir / "account.json", experiment.account.state())
+
+
+def _run(experiment: Experiment, workdir: epath.Path) -> dict[str, Any]:
+  steps, ended, report = experiment.config["optimizer"]["steps"], None, None
+  state = begin(experiment.config, experiment.task.texts)
+  try:
+    state |= _read_state(workdir, experiment)
+    _improve(experiment, workdir, state)
+    report = _report(experiment, state)
+  except tg.BudgetError as error:
+    ended = f"{error}; the budget ended the run after {state['step']} of {steps} steps"
+  report = report or _report_without_test(experiment, state, str(ended))
   write_json(workdir / "prompt_optimization.json", report)
   write_bytes_atomic(workdir / "prompt_optimization.csv", _csv(state["history"]).encode())
   for text in report["texts"]:
     write_bytes_atomic(workdir / text["file"], (text["final"] + "\n").encode())
   prompt_page.write(workdir, report, state["history"])
+  if ended:
+    raise tg.BudgetError(
+      f"{ended}; {workdir / 'report.html'} and the texts say what it has come to, a larger budget goes on from there"
+    )
   low, high = report["test.difference_interval"]
   print(
     f"test {report['test.initial']:.3f} -> {report['test.final']:.3f}, {report['test.difference']:+.3f} "
@@ -170,6 +189,33 @@ def _run(experiment: Experiment, workdir: epath.Path, spent: epath.Path) -> dict
     f"{experiment.account.cost:.4f} spent; {workdir / 'report.html'}"
   )
   return report
+
+
+def _improve(experiment: Experiment, workdir: epath.Path, state: dict[str, Any]) -> None:
+  """Make the steps that are left; after each, `state` and its file say where the run has come to."""
+  texts, steps = experiment.texts(state["texts"]), experiment.config["optimizer"]["steps"]
+  began, before = time.time(), state["seconds"]
+  remember = experiment.config["memory"] != "none"
+  store = tg.GradientStore(str(workdir / "gradients")) if remember else None
+  try:
+    optimizer = _optimizer(experiment, texts, store)
+    optimizer.run = workdir.name
+    optimizer.restore(state["optimizer"])
+    if store is not None:
+      store.forget(optimizer.run, state["step"])
+    with tqdm(total=steps, initial=state["step"], unit="step", desc="optimizing") as bar:
+      while state["step"] < steps:
+        row = _step(experiment, optimizer, texts, state)
+        done = {"step": state["step"] + 1, "texts": row["texts"], "optimizer": optimizer.state()}
+        done |= {"history": [*state["history"], row], "seconds": before + time.time() - began}
+        write_json(workdir / "state.json", {**state, **done})
+        state |= done
+        _save_account(experiment, workdir)
+        bar.set_postfix(valid=row["valid"], tokens=f"{experiment.account.tokens:,}")
+        bar.update()
+  finally:
+    if store is not None:
+      store.close()
 
 
 def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -> dict[str, Any]:
@@ -193,30 +239,25 @@ def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -
 def _read_state(workdir: epath.Path, experiment: Experiment) -> dict[str, Any]:
   """Return where a run has come to. Raises ValueError for a run of another config."""
   path = workdir / "state.json"
-  config = json.loads(json.dumps(experiment.config))
+  begun = begin(experiment.config, experiment.task.texts)
   if not path.exists():
-    texts = [text.initial for text in experiment.task.texts]
-    history = [{"step": -1, "texts": texts, "valid": float(experiment.scores(texts, "valid").mean())}]
-    begun = {"step": 0, "texts": texts, "seconds": 0.0, "history": history}
-    begun["optimizer"] = {key: [[] for _ in texts] for key in ("memory", "versions")}
-    write_json(path, {"config": config, **begun})
-    return {"config": config, **begun}
-  state = json.loads(path.read_text())
-  if _without_limits(state["config"]) != _without_limits(config):
+    begun["history"][0]["valid"] = float(experiment.scores(begun["texts"], "valid").mean())
+    write_json(path, begun)
+    return begun
+  try:
+    state = check_state(read_json(path), len(begun["texts"]))
+  except ValueError as error:
+    raise ValueError(f"{path} was damaged: {error}; {NEW_FOLDER}") from None
+  if without_limits(state["config"]) != without_limits(begun["config"]):
     raise ValueError(f"{path} is of a run with another config; give another --workdir, or delete it")
-  return {**state, "config": config}
-
-
-def _without_limits(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config without how long a run may go on and what it may spend: both may change on the way."""
-  return {**config, "optimizer": {**config["optimizer"], "steps": None}, "budget": None}
+  return {**state, "config": begun["config"]}
 
 
 def _optimizer(experiment: Experiment, texts: Sequence[tg.Variable], store: tg.GradientStore | None) -> tg.TGD:
   own = ("steps", "batch_size", "reject_worse")
   section = {name: x for name, x in experiment.config["optimizer"].items() if name not in own}
   remembering: dict[str, Any] = {}
-  if store is not None:
+  if store is not None and experiment.config["memory"] != "none":
     rag = dict(experiment.config["rag"])
     rag = {**rag, "k": 0, "window": rag["k"]} if experiment.config["memory"] == "window" else rag
     remembering = {"use_gradient_rag": True, "gradient_store": store, "rag": tg.RagConfig(**rag)}
@@ -284,16 +325,24 @@ def _report(experiment: Experiment, state: Mapping[str, Any]) -> dict[str, Any]:
   initial = [text.initial for text in experiment.task.texts]
   first, last = (experiment.scores(values, "test") for values in (initial, state["texts"]))
   return {
-    "config": state["config"],
-    "texts": [
-      {**text._asdict(), "final": final} for text, final in zip(experiment.task.texts, state["texts"], strict=True)
-    ],
+    **_report_without_test(experiment, state, None),
     "test.initial": float(first.mean()),
     "test.final": float(last.mean()),
     "test.final_interval": list(bootstrap_interval(last)),
     "test.difference": float((last - first).mean()),
     "test.difference_interval": list(bootstrap_difference(last, first)),
     "test.right": last.tolist(),
+  }
+
+
+def _report_without_test(experiment: Experiment, state: Mapping[str, Any], ended: str | None) -> dict[str, Any]:
+  """Return what is known of a run without asking anything; `ended` says in words what ended it early."""
+  return {
+    "config": state["config"],
+    "ended": ended,
+    "texts": [
+      {**text._asdict(), "final": final} for text, final in zip(experiment.task.texts, state["texts"], strict=True)
+    ],
     "valid": [row["valid"] for row in state["history"]],
     "account": experiment.account.state(),
     "seconds": round(state["seconds"], 1),

@@ -29,13 +29,10 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
     if row.get("candidates", before["texts"]) != before["texts"]
   ]
   shown = tried if len(tried) <= SHOWN else [*tried[: SHOWN // 2], *tried[-SHOWN // 2 :]]
-  low, high = report["test.difference_interval"]
   account = report["account"]
   numbers = [
-    ("test score at first", f"{report['test.initial']:.3f}"),
-    ("test score in the end", f"{report['test.final']:.3f}"),
-    ("difference, paired 95 % interval", f"{report['test.difference']:+.3f} [{low:+.3f}, {high:+.3f}]"),
-    ("validation, first and last", f"{history[0]['valid']:.3f}, {history[-1]['valid']:.3f}"),
+    *_test_scores(report),
+    ("validation, first and last", " and ".join(_score(history[i]["valid"]) for i in (0, -1))),
     (
       "steps, of them with a new version, of them accepted",
       f"{len(history) - 1}, {len(tried)}, {sum(row['accepted'] for _, row in tried)}",
@@ -58,6 +55,21 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
     *(_step([text["role"] for text in report["texts"]], before, row) for before, row in shown),
   ]
   write_bytes_atomic(workdir / "report.html", render("Prompt optimization", parts))
+
+
+def _test_scores(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+  if report["ended"]:
+    return [("ended early, without test scores", report["ended"])]
+  low, high = report["test.difference_interval"]
+  return [
+    ("test score at first", f"{report['test.initial']:.3f}"),
+    ("test score in the end", f"{report['test.final']:.3f}"),
+    ("difference, paired 95 % interval", f"{report['test.difference']:+.3f} [{low:+.3f}, {high:+.3f}]"),
+  ]
+
+
+def _score(valid: float | None) -> str:
+  return "not known" if valid is None else f"{valid:.3f}"
 
 
 def diff(old: str, new: str) -> str:
@@ -142,7 +154,8 @@ def _figure(history: Sequence[Mapping[str, Any]], epoch: float) -> bytes:
     color="#bdbdbd",
     label="batch",
   )
-  axes.step([row["step"] + 1 for row in history], [row["valid"] for row in history], where="post", label="validation")
+  known = [row for row in history if row["valid"] is not None]
+  axes.step([row["step"] + 1 for row in known], [row["valid"] for row in known], where="post", label="validation")
   axes.set(xlabel="step", ylabel="right", ylim=(-0.02, 1.02))
   for end in range(1, int((len(history) - 1) / epoch) + 1):
     axes.axvline(end * epoch, color="#dddddd", linestyle=":", label="epochs" if end == 1 else None, zorder=0)

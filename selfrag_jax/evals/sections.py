@@ -139,6 +139,7 @@ class EngineSection(Checked):
   max_tokens: Count | None
   context_tokens: Count | None
   concurrency: Annotated[int, Range(1, 2**10)] | None
+  api_key_env: str = ""  # the name of a variable, not the key: configs are written into workdirs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,6 +59,19 @@ def make_task(section: Mapping[str, Any], seed: int) -> PromptTask:
   return makers[section["name"]](section, seed)
 
 
+def in_utf8(task: PromptTask) -> PromptTask:
+  """Return a task whose texts can be in files and requests: halves of surrogate pairs, which JSON allows, are not."""
+
+  def plain(text: str) -> str:
+    if not isinstance(text, str):
+      raise ValueError(f"a case of the task holds {type(text).__name__} where text was expected")
+    return text.encode("utf-8", "replace").decode()
+
+  texts = tuple(text._replace(initial=plain(text.initial)) for text in task.texts)
+  parts = {part: [Sample(plain(s.text), plain(s.target)) for s in found] for part, found in task.parts.items()}
+  return dataclasses.replace(task, texts=texts, parts=parts)
+
+
 def _rulebook(section: Mapping[str, Any], seed: int) -> PromptTask:
   options = {name: section[name] for name in ("n_topics", "n_actions", "noise", "capacity")}
   kind = Rulebook if section["calls"] == 1 else RulebookPipeline
@@ -92,7 +105,7 @@ def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
   path = _file(section)
   try:
     found = [Sample(x["input"], x["target"]) for x in json.loads(path.read_text("utf-8"))["examples"]]
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(f"{path} is no file of BIG-Bench-Hard: {error!r}") from None
   last = Text("prompt.txt", "system prompt of the model that answers", f"Answer the question. {ENDING} the answer.")
   return PromptTask(_with_notes(last, section), _split(found, section, seed), is_same_answer)

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import urllib.parse
-from typing import Any
+from typing import Any, TypeGuard
 
 from selfrag_jax.textgrad.engine import MeteredEngine
 from selfrag_jax.textgrad.limits import LARGEST, Completion, Content, EngineError
@@ -105,9 +105,12 @@ class OpenAIEngine(MeteredEngine):
       failed = f"sent no chat completion: {error}"
     else:
       text = self._without_key(text)  # `generate` refuses an empty one, when what it cost is booked
-      counted = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-      own = (self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
-      return Completion(text, *(n if _is_count(n) else ours for n, ours in zip(counted, own, strict=True)))
+      prompt, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+      return Completion(
+        text,
+        prompt if _is_count(prompt) else self.count_tokens(content) + self.count_tokens(system_prompt),
+        answered if _is_count(answered) else self.count_tokens(text),
+      )
     raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # here: no cause holds the request
 
   def _refused(self, error: Any) -> str:
@@ -190,7 +193,7 @@ def _check_options(sampling: dict[str, Any]) -> None:
       raise ValueError(f"unknown option {name!r} of an engine; {hint}what only your server knows goes into extra_body")
 
 
-def _is_count(n: Any) -> bool:
+def _is_count(n: Any) -> TypeGuard[int]:
   return type(n) is int and 0 <= n <= LARGEST
 
 

@@ -1,7 +1,6 @@
 """`GradientStore`: every critique that an optimizer has ever had, found again by what it was about."""
 
 import collections
-import dataclasses
 import io
 import json
 import math
@@ -16,10 +15,10 @@ import numpy as np
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.textgrad.critiques import HEAD, Critique, PastCritique, parse_line, write_line
 from selfrag_jax.textgrad.hashing import HashingEncoder
 
 FORMAT = 3
-_HEAD = b'{"id": "'  # of every line
 LOGGED = 1000  # changes of a small store before its log is written anew
 FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
@@ -28,45 +27,6 @@ Encoder = Callable[[Sequence[str]], Any]
 
 class GradientStoreError(RuntimeError):
   """The folder holds no gradient store that can be opened with these settings."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Critique:
-  """One critique and what it was about."""
-
-  role: str  # of the variable
-  text: str
-  sample: str = ""
-  output: str = ""
-  target: str = ""
-  score: float | None = None
-  run: str = ""
-  step: int = 0
-  epoch: int = 0
-  tokens: int = 0  # of the text, estimated
-  value_hash: str = ""  # of the variable's text
-
-
-@dataclasses.dataclass(frozen=True)
-class PastCritique:
-  """A critique that was found again; `text` and the rest of `read()` are on disk until they are asked for."""
-
-  id: str
-  similarity: float
-  count: int  # how often it was given, near duplicates counted
-  accepted: bool | None  # the change that followed; None: not known
-  delta: float | None  # of the validation score
-  uses: int  # how often it was found again, and how often the change that followed that was for the better
-  helped: int
-  run: str
-  step: int
-  vector: np.ndarray  # f32 [D] of the critique
-  read: Callable[[], Critique]
-
-  @property
-  def text(self) -> str:
-    """The critique, read from the disk."""
-    return self.read().text
 
 
 class GradientStore:
@@ -134,7 +94,7 @@ class GradientStore:
   ) -> MemoryStore:
     manifest = folder / "gradient_store.json"
     if manifest.exists():
-      _check(json.loads(manifest.read_text("utf-8")), settings, folder)
+      _check(_manifest(manifest), settings, folder)
       return MemoryStore.load(str(folder / "memory"), read_only=read_only, **options)
     if read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
       raise GradientStoreError(f"{folder} holds no gradient store; give its folder, or an empty one for a new store")
@@ -199,7 +159,7 @@ class GradientStore:
       self._make_room(len(critiques))
       first = int(next(reversed(self._places), "-1")) + 1
       new = [str(first + i) for i in range(len(critiques))]
-      self._append(new, [_line(id, c) for id, c in zip(new, critiques, strict=True)])
+      self._append(new, [write_line(id, c) for id, c in zip(new, critiques, strict=True)])
       metadata = [{"role": c.role, "run": c.run, "step": c.step, **UNKNOWN} for c in critiques]
       ids = self._memory.add_many(["critique"] * len(critiques), rows, metadata=metadata, ids=new)
       self._total += rows[[id == own for id, own in zip(ids, new, strict=True)]].sum(axis=0, dtype=np.float64)
@@ -292,10 +252,14 @@ class GradientStore:
     with self._lock:
       start, size = self._places[id]
       self._texts.seek(start)
-      line = json.loads(self._texts.read(size))
-    if line.pop("id") != id:
+      line = self._texts.read(size)
+    try:
+      known, critique = parse_line(line)
+    except ValueError as error:
+      raise GradientStoreError(f"{self._file} was damaged: the line of critique {id}: {error}") from None
+    if known != id:
       raise GradientStoreError(f"the text of critique {id} is not where it was; open the store again")
-    return Critique(**line)
+    return critique
 
   def _past(self, chunk: Chunk, similarity: float = 0.0) -> PastCritique:
     names = ("accepted", "delta", "uses", "helped", "run", "step")
@@ -334,7 +298,7 @@ class GradientStore:
     """Leave out the texts of what was given up; the file takes the place of the old one in one step."""
     last = next(reversed(self._places))  # it stays, so that no id comes again
     kept = [id for id in self._places if id in self._memory or id == last]
-    lines = [_line(id, self.read(id)) for id in kept]
+    lines = [write_line(id, self.read(id)) for id in kept]
     if self._file is None:
       self._texts = io.BytesIO(b"".join(lines))
     else:
@@ -360,15 +324,14 @@ class GradientStore:
       for line in file:
         if not line.endswith(b"\n"):
           break
-        if not line.startswith(_HEAD):
+        if not line.startswith(HEAD):
           raise ValueError(f"{line[:40]!r} is no critique")
-        self._note_places(start, [line[len(_HEAD) : line.index(b'"', len(_HEAD))].decode()], [line])
+        id = line[len(HEAD) : line.index(b'"', len(HEAD))]
+        if not id.isdigit():
+          raise ValueError(f"{line[:40]!r} is no critique")
+        self._note_places(start, [id.decode()], [line])
         start += len(line)
     return start
-
-
-def _line(id: str, critique: Critique) -> bytes:
-  return (json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False) + "\n").encode()
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
@@ -384,6 +347,17 @@ def _value(chunk: Chunk, newest: int) -> float:
   use = math.tanh((facts["uses"] + facts["helped"] + chunk.count - 1) / 4)
   age = (newest - int(chunk.id)) / max(newest, 1)  # steps begin at 0 in every run
   return outcome + use + (1 - age)
+
+
+def _manifest(path: pathlib.Path) -> Mapping[str, Any]:
+  try:
+    found = json.loads(path.read_bytes())
+    if isinstance(found, dict) and {"format", "encoder", "width"} <= found.keys():
+      return found
+    reason = "format, encoder and width were expected"
+  except (ValueError, RecursionError) as error:
+    reason = str(error)[:200]
+  raise GradientStoreError(f"{path} was damaged: {reason}")
 
 
 def _check(found: Mapping[str, Any], expected: Mapping[str, Any], path: pathlib.Path) -> None:

@@ -81,7 +81,7 @@ class Account:
     self.book: EngineCache | None = None
     self._prices = prompt_price, completion_price
     self._begin()
-    self._unbooked = dict.fromkeys(COUNTS, 0)
+    self._unbooked = _nothing()
     for name in COUNTS:
       setattr(self, name, 0)
 
@@ -107,7 +107,7 @@ class Account:
     """
     self.book = book
     self.restore(book.spent())
-    self._unbooked = dict.fromkeys(COUNTS, 0)
+    self._unbooked = _nothing()
 
   @contextlib.contextmanager
   def spending(self, prompt_tokens: int, completion_tokens: int) -> Iterator[Callable[[Completion], None]]:
@@ -181,7 +181,7 @@ class Account:
     if self.book is None:
       return
     with self._settled:
-      counts, self._unbooked = self._unbooked, dict.fromkeys(COUNTS, 0)
+      counts, self._unbooked = self._unbooked, _nothing()
     try:
       self.book.enter(counts, key, text)
     except BaseException as error:
@@ -198,7 +198,7 @@ class Account:
 
   def restore(self, state: Mapping[str, Any]) -> None:
     """Go on from `state()`. Raises ValueError for something else."""
-    counts = {name: state.get(name) for name in COUNTS}
+    counts: dict[str, Any] = {name: state.get(name) for name in COUNTS}
     if wrong := [name for name, n in counts.items() if type(n) is not int or not 0 <= n <= LARGEST]:
       raise ValueError(f"{wrong[0]} = {str(counts[wrong[0]])[:50]} is no number of calls or tokens")
     with self._settled:
@@ -220,6 +220,10 @@ class _Call:
 
 
 _around: contextvars.ContextVar[tuple[_Call, ...]] = contextvars.ContextVar("calls_around", default=())
+
+
+def _nothing() -> dict[str, int]:
+  return {name: 0 for name in COUNTS}
 
 
 def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:

@@ -162,6 +162,143 @@ def test_the_budget_stops_the_run_and_a_larger_one_goes_on(tmp_path, monkeypatch
   assert optimize(tmp_path / "run", 25)["test.final"] > 0.9
 
 
+@pytest.mark.parametrize("tokens", [500, 9_000, 24_000])
+def test_a_run_that_its_budget_ends_writes_report_and_texts(tmp_path, tokens):
+  budget = {**config()["budget"], "tokens": tokens}
+  run = tmp_path / "run"
+  with pytest.raises(BudgetError, match=r"budgeted are .*; the budget ended the run after \d+ of 25 steps; .*report"):
+    optimize(run, 25, budget=budget)  # before the first step, in a step, in the test
+  report = json.loads((run / "prompt_optimization.json").read_text())
+  assert f"{tokens:,}" in report["ended"]
+  assert (run / "prompt.txt").read_text() == report["texts"][0]["final"] + "\n"
+  assert tokens / 2 < report["account"]["prompt_tokens"] + report["account"]["completion_tokens"] < tokens + 20
+  assert "ended early, without test scores" in (run / "report.html").read_text()
+  assert len((run / "prompt_optimization.csv").read_text().splitlines()) == 1 + len(report["valid"])
+  again = optimize(run, 25)
+  assert again["ended"] is None
+  assert again["test.final"] > 0.9
+
+
+DAMAGES = [
+  "",
+  "[" * 100_000,
+  "null",
+  '{"step": NaN}',
+  b"\xff\xfe",
+  lambda state: state.pop("history"),
+  lambda state: state.update(step="2"),
+  lambda state: state.update(step=7),
+  lambda state: state.update(texts=[5]),
+  lambda state: state.update(texts=[]),
+  lambda state: state.update(config=None),
+  lambda state: state["config"].update(engines={"model": 1}),
+  lambda state: state.update(optimizer={}),
+  lambda state: state["optimizer"].update(memory=["ab"]),
+  lambda state: state["history"][1].pop("valid"),
+  lambda state: state["history"][1].update(cases=0),
+  lambda state: state["history"][0].update(texts="a"),
+]
+
+
+def test_a_damaged_state_is_an_error_in_words(tmp_path):
+  optimize(tmp_path / "run", 3)
+  file = tmp_path / "run" / "state.json"
+  whole = file.read_text()
+  for damage in DAMAGES:
+    if callable(damage):
+      state = json.loads(whole)
+      damage(state)
+      file.write_text(json.dumps(state))
+    else:
+      file.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    with pytest.raises(ValueError, match=r"state\.json was damaged: .*another --workdir"):
+      optimize(tmp_path / "run", 3)
+  file.write_text(whole)
+  assert optimize(tmp_path / "run", 4)["test.final"] >= 0
+
+
+def test_a_workdir_of_the_version_before_goes_on_with_its_account(tmp_path):
+  optimize(tmp_path / "run", 3)
+  account = json.loads((tmp_path / "run" / "account.json").read_text())
+  for file in (tmp_path / "run").glob("answers.sqlite*"):  # it had none without models behind endpoints
+    file.unlink()
+  state = json.loads((tmp_path / "run" / "state.json").read_text())
+  for engine in state["config"]["engines"].values():
+    engine.pop("api_key_env", None)
+  (tmp_path / "run" / "state.json").write_text(json.dumps(state))
+  later = optimize(tmp_path / "run", 5)["account"]
+  assert later["calls"] > account["calls"] > 0
+  (tmp_path / "run" / "account.json").write_text("[")
+  assert optimize(tmp_path / "run", 5)["account"]["calls"] > later["calls"]  # the book has it
+  for file in (tmp_path / "run").glob("answers.sqlite*"):
+    file.unlink()
+  (tmp_path / "run" / "account.json").write_text("[")
+  with pytest.raises(ValueError, match=r"account\.json was damaged"):
+    optimize(tmp_path / "run", 5)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"budget": {"tokens": -5}}, r"config\.budget\.tokens is -5"),
+    ({"budget": {"cost": float("nan")}}, r"config\.budget\.cost is nan"),
+    ({"budget": {"cost": float("inf")}}, r"config\.budget\.cost is inf"),
+    ({"budget": {"prompt_price": -1.0}}, r"config\.budget\.prompt_price is -1"),
+    ({"budget": {"cost": 1.0}}, r"config\.budget\.cost needs"),
+    ({"optimizer": {"batch_size": 0}}, r"config\.optimizer\.batch_size is 0"),
+    ({"optimizer": {"steps": -1}}, r"config\.optimizer\.steps is -1"),
+    ({"optimizer": {"lerning_rate": 1}}, "lerning_rate"),
+    ({"rag": {"tokns": 1}}, "tokns"),
+    ({"task": {"sizes": {"train": 3, "valid": 0, "test": 3}}}, r"config\.task\.sizes\.valid is 0"),
+    ({"engines": {"critic": {"name": "m", "base_url": "http://127.0.0.1:9", "temprature": 1}}}, "temperature"),
+    ({"engines": {"critic": {"name": "m", "base_url": "http://127.0.0.1:9", "api_key": "k"}}}, "api_key_env"),
+    ({"engines": {"critic": {"name": "local:x", "top_p": 1}}}, "has no 'top_p'"),
+    ({"engines": {"critic": {"name": ""}}}, r"config\.engines\.critic\.name"),
+  ],
+)
+def test_settings_are_checked_before_anything_is_paid(change, message):
+  made = config()
+  for section, values in change.items():
+    if section == "engines":
+      values = {"critic": {**made[section]["critic"], **values["critic"]}}
+    made[section] = {**made[section], **values}
+  with pytest.raises(ValueError, match=message):
+    prompt_optimization.build(made)
+
+
+def test_cases_with_half_surrogate_pairs_are_asked_and_written(tmp_path, monkeypatch, behind_endpoints):
+  file = tmp_path / "odd.json"
+  file.write_text(json.dumps({"examples": [{"input": f"{i} \ud800", "target": f"{i}"} for i in range(30)]}))
+  behind_endpoints["task"] |= {"path": str(file), "sizes": {"train": 10, "valid": 10, "test": 10}}
+  behind_endpoints["optimizer"]["steps"] = 2
+  asked = []
+  complete = lambda self, content, system, **sampling: asked.append(content) or Completion("\udfff 7", 1, 1)
+  monkeypatch.setattr(OpenAIEngine, "complete", complete)
+  (tmp_path / "run").mkdir()
+  prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+  assert "".join(asked).encode()
+  assert (tmp_path / "run" / "report.html").exists()
+  file.write_text(json.dumps({"examples": [{"input": 5, "target": "x"}] * 30}))
+  with pytest.raises(ValueError, match="int where text was expected"):
+    prompt_optimization.build(behind_endpoints)
+
+
+def test_what_cannot_be_written_is_said(tmp_path, behind_endpoints, monkeypatch):
+  behind_endpoints["optimizer"]["steps"] = 1
+  monkeypatch.setattr(OpenAIEngine, "complete", lambda *arguments, **options: Completion("x" * 10_000, 5, 5))
+  opened = tg.EngineCache._open
+
+  def open_full(self):
+    opened(self)
+    pages = self._file.execute("PRAGMA page_count").fetchone()[0]
+    self._file.execute(f"PRAGMA max_page_count = {pages}")  # as a full disk
+
+  monkeypatch.setattr(tg.EngineCache, "_open", open_full)
+  (tmp_path / "run").mkdir()
+  with pytest.raises(EngineError, match=r"full; not booked: \d+ answered calls, \d+ tokens"):
+    prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+
+
 def test_ways_to_remember_are_compared(tmp_path, capsys):
   found = prompt_optimization.compare({name: config(6, memory=name) for name in ("retrieval", "none")}, tmp_path)
   low, high = found["retrieval-none.interval"]
@@ -295,6 +432,30 @@ def launch(workdir, *flags, **options):
   return subprocess.Popen(
     [*command, f"--workdir={workdir}", *flags], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
   )
+
+
+def test_the_launcher_says_that_the_budget_ended_the_run(tmp_path):
+  flags = ["--config.budget.tokens=30000", "--config.task.n_topics=8", "--config.optimizer.steps=1000"]
+  process = launch(tmp_path / "run", *flags)
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == 1
+  assert "the budget ended the run after" in err.splitlines()[-1]
+  assert "Traceback" not in err
+  assert {"report.html", "prompt.txt", "prompt_optimization.csv", "prompt_optimization.json"} <= {
+    file.name for file in (tmp_path / "run").iterdir()
+  }
+
+
+def test_the_launcher_says_what_programs_can_reach(tmp_path):
+  command = [
+    sys.executable,
+    ROOT / "launch" / "optimize_prompt.py",
+    f"--config={ROOT / 'configs/gradient_rag.py'}:program",
+  ]
+  flags = ["--config.optimizer.steps=0", "--config.task.sizes.valid=1", "--config.task.sizes.test=1"]
+  done = subprocess.run([*command, f"--workdir={tmp_path}", *flags], capture_output=True, text=True, timeout=240)
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count("programs have limits of time and memory; they ") == 1
 
 
 def test_the_launcher_goes_on_after_kill_9(tmp_path):

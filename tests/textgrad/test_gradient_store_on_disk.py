@@ -122,6 +122,56 @@ def test_a_damaged_file_of_texts_is_refused(tmp_path):
     tg.GradientStore(str(path))
 
 
+@pytest.mark.parametrize(
+  "body",
+  [
+    "[" * 100_000,
+    '"text": 5, "role": "r"}',
+    '"text": "a"}',
+    '"text": "a", "role": "r", "odd": 1}',
+    "}",
+    '"text": "\xff',
+  ],
+)
+def test_a_damaged_critique_is_an_error_in_words(tmp_path, body):
+  path = tmp_path / "s"
+  with tg.GradientStore(str(path)) as store:
+    ids = store.add([critique(i) for i in range(2)])
+  file = path / "critiques.jsonl"
+  first, _ = file.read_bytes().splitlines(keepends=True)
+  file.write_bytes(first + f'{{"id": "{ids[1]}", {body}\n'.encode("latin-1"))
+  with tg.GradientStore(str(path)) as store:
+    with pytest.raises(tg.GradientStoreError, match=rf"critiques\.jsonl was damaged: the line of critique {ids[1]}"):
+      store.read(ids[1])
+    assert store.read(ids[0]) == critique(0)
+
+
+@pytest.mark.parametrize("line", ['{"id": "x"}', '{"id": "', '{"id": "\xff"}', "\x00" * 100])
+def test_a_line_that_is_no_critique_is_an_error_in_words(tmp_path, line):
+  path = tmp_path / "s"
+  with tg.GradientStore(str(path)) as store:
+    store.add([critique(1)])
+  with open(path / "critiques.jsonl", "ab") as file:
+    file.write(line.encode("latin-1") + b"\n")
+  with pytest.raises(tg.GradientStoreError, match=r"critiques\.jsonl was damaged"):
+    tg.GradientStore(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", '{"format": 3}', '{"format": 3, "encoder": "x"', b"\xff"])
+def test_a_damaged_manifest_is_an_error_in_words(tmp_path, text):
+  path = tmp_path / "s"
+  tg.GradientStore(str(path)).close()
+  (path / "gradient_store.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+  with pytest.raises(tg.GradientStoreError, match=r"gradient_store\.json was damaged"):
+    tg.GradientStore(str(path))
+
+
+def test_half_a_surrogate_pair_in_a_critique_is_kept_as_a_question_mark(tmp_path):
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    (id,) = store.add([tg.Critique(role=ROLE, text="a \ud800 b")])
+    assert store.read(id).text == "a ? b"
+
+
 def test_one_writer_many_readers(tmp_path):
   path = str(tmp_path / "s")
   with tg.GradientStore(path) as writer:

@@ -1,0 +1,67 @@
+"""Critiques, as they are kept and as they are found again."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+
+HEAD = b'{"id": "'  # of every line
+
+
+@dataclasses.dataclass(frozen=True)
+class Critique:
+  """One critique and what it was about."""
+
+  role: str  # of the variable
+  text: str
+  sample: str = ""
+  output: str = ""
+  target: str = ""
+  score: float | None = None
+  run: str = ""
+  step: int = 0
+  epoch: int = 0
+  tokens: int = 0  # of the text, estimated
+  value_hash: str = ""  # of the variable's text
+
+
+@dataclasses.dataclass(frozen=True)
+class PastCritique:
+  """A critique that was found again; `text` and the rest of `read()` are on disk until they are asked for."""
+
+  id: str
+  similarity: float
+  count: int  # how often it was given, near duplicates counted
+  accepted: bool | None  # the change that followed; None: not known
+  delta: float | None  # of the validation score
+  uses: int  # how often it was found again, and how often the change that followed that was for the better
+  helped: int
+  run: str
+  step: int
+  vector: np.ndarray  # f32 [D] of the critique
+  read: Callable[[], Critique]
+
+  @property
+  def text(self) -> str:
+    """The critique, read from the disk."""
+    return self.read().text
+
+
+def write_line(id: str, critique: Critique) -> bytes:
+  """Return the line of a file that holds a critique."""
+  text = json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False) + "\n"
+  return text.encode("utf-8", "replace")  # half of a surrogate pair is in no UTF-8 file
+
+
+def parse_line(line: bytes) -> tuple[str, Critique]:
+  """Return the id and the critique of a line. Raises ValueError for anything else."""
+  try:
+    facts = json.loads(line)
+    id, critique = facts.pop("id"), Critique(**facts)
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    raise ValueError(str(error)[:200]) from None
+  for name, text in dataclasses.asdict(critique).items():
+    if name in ("role", "text", "sample", "output", "target") and not isinstance(text, str):
+      raise ValueError(f"{name} is {type(text).__name__}, not text")
+  return id, critique
