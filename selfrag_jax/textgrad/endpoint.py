@@ -1,8 +1,6 @@
 """Engines behind an HTTP endpoint that speaks OpenAI's protocol: OpenAI, vLLM, Ollama, llama.cpp and others."""
 
 import base64
-import difflib
-import inspect
 import json
 import math
 import os
@@ -57,7 +55,6 @@ class OpenAIEngine(MeteredEngine):
     Raises ValueError when a key is needed and there is none, and for an address or an option that no endpoint takes.
     """
     super().__init__(model_string, temperature=temperature, max_tokens=max_tokens, **options)
-    _check_options({name: value for name, value in self.sampling.items() if name not in ("temperature", "max_tokens")})
     if not 0 < timeout < math.inf or max_retries < 0:
       raise ValueError(f"timeout = {timeout} must be above 0, and max_retries = {max_retries} not below it")
     self.base_url = base_url or os.environ.get("OPENAI_BASE_URL")
@@ -178,19 +175,6 @@ def _checked(key: str, variable: str | None) -> str:
   if not (key.isascii() and key.isprintable()):
     raise ValueError(f"the key in {variable or 'api_key'} holds characters that no HTTP header may have")
   return key
-
-
-def _check_options(sampling: dict[str, Any]) -> None:
-  """Check the names of sampling parameters. Raises ValueError for one that the package openai does not know."""
-  if not sampling:
-    return
-  known = inspect.signature(_openai().resources.chat.completions.Completions.create).parameters.keys()
-  known = sorted(known - {"self", "model", "messages", "stream", "stream_options", "n"})
-  for name in sampling:
-    if name not in known:
-      close = difflib.get_close_matches(name, [*known, "timeout", "max_retries", "concurrency", "context_tokens"], n=1)
-      hint = f"did you mean {close[0]}? " if close else ""
-      raise ValueError(f"unknown option {name!r} of an engine; {hint}what only your server knows goes into extra_body")
 
 
 def _is_count(n: Any) -> TypeGuard[int]:

@@ -252,7 +252,7 @@ def test_a_server_that_counts_oddly_is_counted_for(tmp_path, usage):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"temprature": 1}, "did you mean temperature"),
+    ({"temprature": 1}, "did you mean 'temperature'"),
     ({"top_k": 1}, "extra_body"),
     ({"stream": True}, "unknown option 'stream'"),
     ({"max_tokens": -1}, "max_tokens = -1"),
