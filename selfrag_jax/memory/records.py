@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ import numpy as np
 DEEPEST = 64  # levels of metadata: far from where Python's recursion, and so the reading of a log, ends
 _LONGEST_INT = 2048  # bits; any Python reads as many digits, and `sys.set_int_max_str_digits` may forbid more
 _LAST_TOKEN = np.iinfo(np.int32).max
-
-Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,19 +53,6 @@ class Recency:
       raise ValueError(f"recency needs a number {self.field!r} in the metadata of every chunk")
     age = values.max(initial=-np.inf) - values
     return (self.weight * 0.5 ** (age / self.half_life)).astype(np.float32)
-
-
-def fits(metadata: Mapping[str, Any], where: Where) -> bool:
-  """Tell whether metadata equals the mapping (or one of its lists and sets), or passes the function."""
-  if callable(where):
-    return bool(where(metadata))
-  missing = object()
-  for name, wanted in where.items():
-    value = metadata.get(name, missing)
-    options = wanted if isinstance(wanted, (list, tuple, set, frozenset)) else (wanted,)
-    if not any(value == option for option in options):
-      return False
-  return True
 
 
 def make_records(

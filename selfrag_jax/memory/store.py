@@ -12,8 +12,9 @@ import numpy as np
 from selfrag_jax.memory.backends import DeviceBackend, ScannBackend, make_backend
 from selfrag_jax.memory.contents import Contents, StoreLock
 from selfrag_jax.memory.dedupe import near_duplicates
+from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import Chunk, Recency, Where, check_rows, check_score, make_records, token_rows
+from selfrag_jax.memory.records import Chunk, Recency, check_rows, check_score, make_records, token_rows
 from selfrag_jax.memory.similarity import Metric, SearchResult, check_k
 from selfrag_jax.memory.table import Change, Table
 
@@ -231,7 +232,7 @@ class MemoryStore(Contents):
     with self._lock:
       if ids is not None and where is None:
         chosen = self._known(ids)
-      elif ids is None and where is not None:
+      elif ids is None and where:
         chosen = [self._table.ids[slot] for slot in np.flatnonzero(self._table.fitting(where)).tolist()]
       else:
         raise ValueError("delete takes ids or where, one of the two; clear() deletes everything")
@@ -259,9 +260,10 @@ class MemoryStore(Contents):
   ) -> list[list[Chunk]]:
     """Find the k best chunks of each query, best first; fewer where the store has fewer.
 
-    queries [B, d_model], or texts if the store has an encoder. `where` is a mapping that the metadata must equal (a
-    set or list of values: be one of), or a function of the metadata; it is applied inside the search, so k chunks come
-    back if k fit. Raises ValueError for queries of another width or with NaN, and a `k` that is no number from 1 on.
+    queries [B, d_model], or texts if the store has an encoder. `where` is a filter on the metadata as `memory.filters`
+    has them; it is applied inside the search, so k chunks come back if k fit. Raises ValueError for queries of another
+    width or with NaN, for a `k` that is no number from 1 on, and for a filter that is not understood or names what no
+    chunk has.
     """
     check_k(k)
     check_score("min_score", min_score)
@@ -346,9 +348,9 @@ class MemoryStore(Contents):
     return check_rows(self._encoder(texts), len(texts), self._settings["d_model"])
 
   def _search(self, queries: np.ndarray, k: int, where: Where | None, recency: Recency | None) -> SearchResult:
+    allowed = None if where is None else self._table.fitting(where)
     if not self._table.records or not len(queries):
       return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
-    allowed = None if where is None else self._table.fitting(where)
     bias = None if recency is None else self._table.bonus(recency)
     return self._backend.search(self._table, queries, k, allowed=allowed, bias=bias, metric=self._settings["metric"])
 

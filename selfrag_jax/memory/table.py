@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.memory.records import DEEPEST, Chunk, Recency, Where, fits
+from selfrag_jax.memory.filters import Where, check_where, predicate
+from selfrag_jax.memory.records import DEEPEST, Chunk, Recency
 
 MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
 
@@ -94,9 +95,10 @@ class Table:
     return Chunk(**_copied(record), token_ids=tokens, score=score)
 
   def fitting(self, where: Where) -> np.ndarray:
-    """Return bool[C]: the slots of the chunks whose metadata fits."""
-    mask = np.zeros_like(self.valid)
-    mask[[self.slots[i] for i, record in self.records.items() if fits(record["metadata"], where)]] = True
+    """Return bool[C]: the slots of the chunks whose metadata fits. Raises ValueError like `check_where`."""
+    check_where(where, (record["metadata"] for record in self.records.values()))
+    mask, fits = np.zeros_like(self.valid), predicate(where)
+    mask[[self.slots[i] for i, record in self.records.items() if fits(record["metadata"])]] = True
     return mask
 
   def bonus(self, recency: Recency) -> np.ndarray:

@@ -39,7 +39,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--skip_bad", action="store_true", help="leave out, and count, what cannot be understood or read")
   delete.add_argument("--id", action="append", default=[], help="of a document; may be given several times")
   for one in (delete, search):
-    one.add_argument("--where", action="append", default=[], metavar="NAME=VALUE", help="metadata, title or source")
+    one.add_argument(
+      "--where",
+      action="append",
+      default=[],
+      metavar="'NAME=VALUE'",
+      help="metadata, title or source; with = >= > <= < or ~ (contains), quoted for the shell; all must fit",
+    )
   search.add_argument("query", nargs="+", help="what to look for; several queries are searched at once")
   search.add_argument("--top_k", type=_positive, default=5, help="documents a query (%(default)s)")
   for one in (search, inspect, validate):

@@ -6,14 +6,14 @@ import importlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from selfrag_jax.memory.records import Where, fits
-from selfrag_jax.retrieval.document import Document, read_documents, write_documents
+from selfrag_jax.memory.filters import Where, check_where, predicate
+from selfrag_jax.retrieval.document import Document, is_utf8, read_documents, write_documents
 from selfrag_jax.retrieval.folder import publish, verified, version
 
 SETTINGS = "retriever.json"
@@ -28,6 +28,7 @@ class Hits(NamedTuple):
 
   ids: list[list[str]]
   scores: list[list[float]]
+  components: list[list[Sequence[Mapping[str, Any]]]] | None = None  # what a document's `components` are to be
 
 
 class BaseRetriever(abc.ABC):
@@ -77,23 +78,31 @@ class BaseRetriever(abc.ABC):
   def retrieve_batch(
     self, queries: Sequence[str], top_k: int = 5, *, where: Where | None = None
   ) -> list[list[Document]]:
-    """Return the best documents for each query; fewer than `top_k` where fewer match.
+    """Return the best documents for each query; fewer than `top_k` where fewer match, none for an empty query.
 
-    `where` is a mapping that metadata, id, title and source must equal (a list or set of values: be one of), or a
-    function of them; it is applied inside the search. Raises ValueError for `top_k` below 1 and for a text in place of
-    a list.
+    `where` is a filter on metadata, id, title and source as `selfrag_jax.memory.filters` has them, or a function of
+    these; it is applied inside the search. Raises ValueError for `top_k` below 1, a text in place of a list, and a
+    filter that is not understood or names what no document has.
     """
     if isinstance(queries, str):
       raise ValueError("queries are a list of texts; retrieve() takes one")
-    if top_k < 1:
-      raise ValueError(f"top_k = {top_k} must be at least 1")
-    if not self._documents or not queries:
+    queries = list(queries)
+    for query in queries:
+      if not isinstance(query, str) or not is_utf8(query):
+        raise ValueError(f"a query is {query!r}; it must be a text, without half a surrogate pair")
+    top_k = whole(top_k, "top_k")
+    if where is not None:
+      check_where(where, (document.fields for document in self._documents.values()))
+    asked = [query for query in queries if query.strip()]
+    if not self._documents or not asked:
       return [[] for _ in queries]
-    found = self._search(queries, min(top_k, len(self)), where)
-    return [
-      [self._documents[id].with_score(float(score)) for id, score in zip(*row, strict=True)]
-      for row in zip(*found, strict=True)
-    ]
+    found = self._search(asked, min(top_k, len(self)), where)
+    parts = found.components or [[()] * len(ids) for ids in found.ids]
+    results = (
+      [self._documents[id].with_score(float(score), part) for id, score, part in zip(*row, strict=True)]
+      for row in zip(found.ids, found.scores, parts, strict=True)
+    )
+    return [next(results) if query.strip() else [] for query in queries]
 
   def add_documents(self, documents: Iterable[Document]) -> int:
     """Add documents and return how many. Raises ValueError for an id that is taken; nothing is added then."""
@@ -101,7 +110,7 @@ class BaseRetriever(abc.ABC):
     for document in documents:
       if document.id in self._documents or document.id in new:
         raise ValueError(f"the id {document.id!r} is taken; upsert_documents replaces it, or give this one another id")
-      new[document.id] = dataclasses.replace(document, score=None)
+      new[document.id] = dataclasses.replace(document, score=None, components=())
     if new:
       self._add(list(new.values()))
       self._documents.update(new)
@@ -132,12 +141,17 @@ class BaseRetriever(abc.ABC):
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
     """Delete documents by id, or those that fit `where`, and return how many.
 
-    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given.
+    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given, and for
+    a filter that is empty or does not fit, as in `retrieve_batch`.
     """
     if (ids is None) == (where is None):
       raise ValueError("delete takes ids or where, one of the two")
     if where is not None:
-      chosen = [document.id for document in self.documents if fits(document.fields, where)]
+      if not where:
+        raise ValueError("where is empty, which every document fits; name what is to be deleted")
+      check_where(where, (document.fields for document in self._documents.values()))
+      fits = predicate(where)
+      chosen = [document.id for document in self.documents if fits(document.fields)]
     else:
       chosen = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids or ()))
       if missing := [id for id in chosen if id not in self._documents]:
@@ -169,7 +183,35 @@ class BaseRetriever(abc.ABC):
     """Return which of the documents (None: deleted) fit, bool [N]; None: all of them."""
     if where is None:
       return None
-    return np.array([id is not None and fits(self._documents[id].fields, where) for id in ids], bool)
+    fits = predicate(where)
+    return np.array([id is not None and fits(self._documents[id].fields) for id in ids], bool)
+
+  def _take_over(self, parts: Sequence["BaseRetriever"]) -> None:
+    """Begin with the documents that parts hold; those that hold none get them. Raises ValueError if parts differ."""
+    full = [part for part in parts if len(part)]
+    if not full:
+      return
+    first = full[0]
+    for part in full[1:]:
+      for one, other in ((first, part), (part, first)):
+        if missing := one._documents.keys() - other._documents.keys():
+          raise ValueError(
+            f"{one.name} holds {len(missing)} documents that {other.name} does not, such as {min(missing)!r}; "
+            "give both the same, or retrievers without documents"
+          )
+      if changed := [id for id, document in first._documents.items() if part._documents[id] != document]:
+        raise ValueError(f"the document {changed[0]!r} of {first.name} is another one than that of {part.name}")
+    for part in parts:
+      if not len(part):
+        part.add_documents(first.documents)
+      # in one order, which is that of the rows that they keep in a folder
+      part._documents = {id: part._documents[id] for id in first._documents}
+    self._documents = dict(first._documents)
+
+  def _check_functions(self) -> None:
+    """Raise ValueError if what was read was made with functions that were not given again, or with other ones."""
+    for part in self.parts:
+      part._check_functions()
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> None:
     """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new.
@@ -189,9 +231,17 @@ class BaseRetriever(abc.ABC):
 def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   """Open what `save` has written; `settings` replace those that it keeps, such as a callable that no file can hold.
 
-  Raises FileNotFoundError for a folder without a retriever, ValueError for one of an unknown type, FolderError for one
-  that is damaged or newer than this version.
+  Raises FileNotFoundError for a folder without a retriever, ValueError for one of an unknown type, and if its vectors
+  were made by a function that is not given, or by another one; FolderError for one that is damaged or newer than this
+  version.
   """
+  retriever = read_folder(folder, **settings)
+  retriever._check_functions()
+  return retriever
+
+
+def read_folder(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
+  """Do what `load` does, but without the functions that a retriever needs to be searched."""
   while True:
     before = version(folder)
     try:
@@ -209,10 +259,21 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
 def _load(files: Path, settings: dict[str, Any]) -> BaseRetriever:
   kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
   retriever = create(kept["type"], **{**kept["settings"], **settings})
+  if len(retriever):
+    raise ValueError("the retrievers that are given hold documents already; give empty ones, the folder fills them")
   retriever.build = kept["build"]
   retriever._documents = {document.id: document for document in read_documents(files)}
   retriever._load(files)
   return retriever
+
+
+def whole(value: Any, name: str) -> int:
+  """Return a count. Raises ValueError for what is no whole number, or below 1."""
+  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    raise ValueError(f"{name} = {value!r} must be a whole number")
+  if value < 1:
+    raise ValueError(f"{name} = {value} must be at least 1")
+  return int(value)
 
 
 R = TypeVar("R", bound=BaseRetriever)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.memory.records import Where
+from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.postings import Postings, best, build_postings, words
@@ -78,7 +78,7 @@ class BM25Retriever(BaseRetriever):
     if not self._later:
       return found
     later, added = list(self._later), self._search_later(asked, top_k, where)
-    for ids, scores, (rows, values) in zip(*found, added, strict=True):
+    for ids, scores, (rows, values) in zip(found.ids, found.scores, added, strict=True):
       ids += [later[row] for row in rows]
       scores += values.tolist()
       order = np.argsort(-np.array(scores), kind="stable")[:top_k]
@@ -161,6 +161,7 @@ class BM25Retriever(BaseRetriever):
     return terms
 
   def _save(self, folder: Path) -> None:
+    self._terms = {id: self._terms[id] for id in self._documents}
     self.merge()
     lengths = [len(terms) for terms in self._terms.values()]
     flat = np.fromiter((term for terms in self._terms.values() for term in terms), np.int32, sum(lengths))

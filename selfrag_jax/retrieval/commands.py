@@ -2,11 +2,10 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from selfrag_jax.memory.filters import parse_where
 from selfrag_jax.retrieval.base import BaseRetriever, load
 from selfrag_jax.retrieval.document import FILE, Document
 from selfrag_jax.retrieval.folder import check_output, sizes
@@ -17,7 +16,6 @@ from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.retrieval.sources import READERS
 from selfrag_jax.text.printable import printable
 
-SAME = 1e-3  # cosine distance between a vector and the same text embedded again, in another precision perhaps
 SHOWN = 200  # characters of a document
 
 
@@ -161,39 +159,19 @@ def parse_settings(text: str | None, model: str | None, retriever_type: str | No
   raise ValueError(f"--model names the encoder of dense and hybrid; for {retriever_type} use --settings")
 
 
-def parse_where(pairs: Sequence[str]) -> dict[str, Any]:
-  """Return a filter from NAME=VALUE; a value that is JSON, such as a number, is taken as that. Raises ValueError."""
-  where: dict[str, Any] = {}
-  for pair in pairs:
-    name, equals, value = pair.partition("=")
-    if not equals or not name:
-      raise ValueError(f"--where {pair}: write NAME=VALUE")
-    if name in where:
-      raise ValueError(f"--where {pair}: {name} is given twice; one value each")
+def _changed_encoders(retriever: BaseRetriever, sample: int) -> list[str]:
+  problems = []
+  for part in dense_parts(retriever):
+    name = part.settings["model_name"]
     try:
-      where[name] = [json.loads(value), value]  # the text "2020" fits as well as the number
-    except ValueError:
-      where[name] = value
-  return where
-
-
-def _changed_encoders(retriever: BaseRetriever, n: int) -> list[str]:
-  rng, problems = np.random.default_rng(0), []
-  for part in filter(len, dense_parts(retriever)):
-    chosen = rng.permutation(len(part))[:n]
-    documents: list[Document] = [part.documents[i] for i in chosen]
-    rows = np.asarray(part.encoder([document.text for document in documents]), np.float32)
-    kept = part.vectors[chosen]
-    if rows.shape != kept.shape:
-      problems.append(f"{part.settings['model_name']} gives vectors of width {rows.shape[1]}, not {kept.shape[1]}")
+      others = part.changed(sample)
+    except ValueError as error:
+      problems.append(f"{name} is another encoder than the one that built this: {error}")
       continue
-    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(kept, axis=1)
-    cosine = np.sum(rows * kept, axis=1) / np.maximum(norms, 1e-12)
-    far = np.flatnonzero((cosine < 1 - SAME) & (norms > 0))
-    if len(far):
+    if others:
       problems.append(
-        f"{part.settings['model_name']} gives other vectors for {len(far)} of {len(chosen)} documents, such as "
-        f"{documents[far[0]].id}: it is another encoder than the one that built this"
+        f"{name} gives other vectors for {len(others)} of {min(sample, len(part))} documents, such as {others[0]}: "
+        "it is another encoder than the one that built this"
       )
   return problems
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.memory.backends import make_backend
-from selfrag_jax.memory.records import Where, check_rows
+from selfrag_jax.memory.filters import Where
+from selfrag_jax.memory.records import check_rows
 from selfrag_jax.memory.table import Change, Table
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.batches import embed_by_length
@@ -18,6 +19,13 @@ from selfrag_jax.retrieval.postings import words
 
 Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
 TOKEN_BAG, CONSTANTS = "token-bag", "encoder.npz"
+FUNCTION = "function"  # what a folder says of an encoder that has no name
+GIVE_AGAIN = (
+  "its vectors were made by a function, which no file can hold: give it again, load(folder, encoder=...), in a hybrid "
+  "load(folder, retrievers=[..., DenseRetriever(encoder=...)]), to build settings={'encoder': ...}"
+)
+PROBED = 16  # documents that tell whether a function is the one that embedded them
+SAME = 0.05  # of a vector's length: how far one in another precision may be from it
 SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs are compiled
 
 
@@ -94,23 +102,33 @@ class DenseRetriever(BaseRetriever):
 
     Args:
       model_name: `token-bag`, `all-MiniLM-L6-v2`, or a folder or name that `load_encoder` takes.
-      encoder: any function of texts to [N, D], in its place; `load` must be given it again.
+      encoder: any function of texts to [N, D], in its place. No file can hold it: `load` must be given it again, and
+        refuses one that embeds the documents otherwise.
       backend: `exact` or `approx` on the devices, `scann` or `numpy` on the host.
     """
-    super().__init__(model_name=model_name, backend=backend)
+    super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
     make_backend(backend)  # refuse an unknown one now
-    self._given, self._table = encoder, None
+    self._given, self._table, self._constants = encoder, None, {}
 
   @property
   def encoder(self) -> Encoder:
-    """The function of texts to vectors; a named one is loaded when it is needed first."""
+    """The function of texts to vectors; a named one is loaded when it is needed first. ValueError if it is missing."""
     if self._given is None:
+      if self.settings["model_name"] == FUNCTION:
+        raise ValueError(GIVE_AGAIN)
       self._given = make_encoder(self.settings["model_name"])
+    if self._constants and hasattr(self._given, "constants"):
+      self._given.constants, self._constants = self._constants, {}  # type: ignore[attr-defined]
     return self._given
 
   @encoder.setter
   def encoder(self, encoder: Encoder) -> None:
     self._given = encoder
+
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    """What the encoder was fitted to, if it is one that is."""
+    return self._constants or getattr(self.encoder, "constants", {})
 
   @property
   def vectors(self) -> np.ndarray:
@@ -155,22 +173,56 @@ class DenseRetriever(BaseRetriever):
     )
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
-    vectors = np.asarray(self.encoder(texts), np.float32)
-    width = vectors.shape[-1] if self._table is None else self._table.embeddings.shape[1]
-    return check_rows(vectors, len(texts), width)
+    vectors = as_rows(self.encoder(texts), len(texts))
+    return vectors if self._table is None else check_rows(vectors, len(texts), self._table.embeddings.shape[1])
+
+  def changed(self, sample: int = PROBED) -> list[str]:
+    """Return the ids of documents, of as many, that the encoder embeds otherwise than it did when they were added.
+
+    Raises ValueError for an encoder of another width.
+    """
+    if not self._documents:
+      return []
+    chosen = np.unique(np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int))
+    documents, kept = self.documents, self.vectors[chosen]
+    rows = self._embed([documents[i].text for i in chosen])
+    lengths = np.maximum(np.linalg.norm(rows, axis=1), np.linalg.norm(kept, axis=1))
+    far = np.linalg.norm(rows - kept, axis=1) > SAME * lengths
+    return [documents[i].id for i in chosen[far]]
+
+  def _check_functions(self) -> None:
+    if self.settings["model_name"] != FUNCTION:
+      return
+    _ = self.encoder  # raises if it is missing
+    if others := self.changed():
+      raise ValueError(
+        f"the function that is given as encoder is not the one that made these vectors: it embeds {len(others)} of "
+        f"{min(PROBED, len(self))} documents otherwise, such as {others[0]!r}; give that one, or build it again"
+      )
 
   def _save(self, folder: Path) -> None:
     rows = self.vectors
     for number, start in enumerate(range(0, len(rows), SHARD)):
       np.save(folder / f"embeddings-{number:05}.npy", rows[start : start + SHARD], allow_pickle=False)
-    if constants := getattr(self.encoder, "constants", {}):
+    if constants := self.constants:
       np.savez(folder / CONSTANTS, **constants)
 
   def _load(self, folder: Path) -> None:
     if (folder / CONSTANTS).exists():
       with np.load(folder / CONSTANTS, allow_pickle=False) as arrays:
-        self.encoder.constants = dict(arrays)  # type: ignore[attr-defined]
+        self._constants = dict(arrays)  # the encoder gets them when it is needed
     if self._documents:
       shards = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("embeddings-*.npy"))]
       rows = np.concatenate(shards)
       self._add_embedded(list(self._documents), check_rows(rows, len(self._documents), rows.shape[1]))
+
+
+def as_rows(vectors: Any, count: int) -> np.ndarray:
+  """Return what an encoder gave as f32 [count, D]. Raises ValueError for anything else, NaN and infinity."""
+  try:
+    rows = np.asarray(vectors, np.float32)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"the encoder gave no array of numbers: {error}") from None
+  if rows.ndim != 2 or len(rows) != count or not rows.shape[1]:
+    raise ValueError(f"the encoder gave shape {rows.shape} for {count} texts; it must be [{count}, D], a row for each")
+  return check_rows(rows, *rows.shape)

@@ -48,6 +48,8 @@ class Document:
         f"a document needs an id that is not empty, or none; its content begins with {self.content[:40]!r}"
       )
     object.__setattr__(self, "metadata", MappingProxyType(_copied(self.metadata)))
+    if not all(isinstance(each, Mapping) for each in self.components):
+      raise ValueError(f"components of document {self.id!r} are {self.components!r}, they must be mappings")
     object.__setattr__(self, "components", tuple(map(dict, self.components)))
     if self.id is None:
       object.__setattr__(self, "id", self._digest())

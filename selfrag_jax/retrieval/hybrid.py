@@ -4,70 +4,81 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfrag_jax.memory.records import Where
-from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
+import numpy as np
+
+from selfrag_jax.memory.filters import Where
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register, whole
 from selfrag_jax.retrieval.document import Document
 
-RRF_K = 60  # Cormack et al. 2009
+FUSIONS = ("rrf", "weighted")
 
 
-def reciprocal_rank(ranking: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-  """Score a ranking by 1 / (60 + rank), ranks from 1."""
-  return {id: 1 / (RRF_K + rank) for rank, id in enumerate(ranking, 1)}
+def reciprocal_rank(ids: Sequence[str], rrf_k: float) -> dict[str, float]:
+  """Score a ranking by 1 / (rrf_k + rank), ranks from 1 (Cormack et al. 2009)."""
+  return {id: 1 / (rrf_k + rank) for rank, id in enumerate(ids, 1)}
 
 
-def normalized(ranking: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+def normalized(ids: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
   """Score a ranking by its own scores, stretched to [0, 1]; where all are equal they are 1."""
   low, high = (min(scores), max(scores)) if scores else (0.0, 0.0)
-  return {id: (score - low) / (high - low) if high > low else 1.0 for id, score in zip(ranking, scores, strict=True)}
+  return {id: (score - low) / (high - low) if high > low else 1.0 for id, score in zip(ids, scores, strict=True)}
 
 
-FUSIONS = {"rrf": reciprocal_rank, "weighted": normalized}
+def _is_number(value: Any) -> bool:
+  return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < np.inf
 
 
 @register("hybrid")
 class HybridRetriever(BaseRetriever):
   """Each retriever finds `depth` documents; these are scored by rank (`rrf`) or by normalised score (`weighted`).
 
-  The scores of a document add up, each times its retriever's weight; a retriever that has not found it gives 0.
+  The scores of a document add up, each times its retriever's weight; a retriever that has not found it gives 0. What
+  each of them gave stands in a result's `components`: `retriever` and `part` (which of them), its `rank` and `score`,
+  and what it `gives`, which add up to the document's score.
   """
 
   def __init__(
     self,
     retrievers: Sequence[BaseRetriever | str] = ("bm25", "dense"),
     *,
-    fusion: str = "rrf",
+    fusion: str = "weighted",
     weights: Sequence[float] | None = None,
     depth: int = 100,
+    rrf_k: float = 60,
     settings: Sequence[dict[str, Any]] | None = None,
   ):
-    """Make a retriever without documents.
+    """Make a retriever of others: with the documents that they hold, which are then its own, or without.
 
     Args:
-      retrievers: retrievers without documents, or names; `settings` are those of the named ones.
-      fusion: `rrf` or `weighted`.
+      retrievers: retrievers, or names; `settings` are those of the named ones.
+      fusion: `weighted`, which ranks better on the three collections of the README, or `rrf`.
       weights: of the retrievers (None: the same for all).
       depth: how many documents each of them finds; more than the user asks for.
+      rrf_k: the k of `rrf`: the smaller, the more the first ranks count.
 
-    Raises ValueError for fewer than two, retrievers that hold documents, and what does not fit.
+    Raises ValueError for fewer than two, retrievers that hold different documents, and what does not fit.
     """
     given = settings or [{}] * len(retrievers)
+    if len(given) != len(retrievers):
+      raise ValueError(f"{len(retrievers)} retrievers and {len(given)} settings: give one for each")
     parts = [create(r, **s) if isinstance(r, str) else r for r, s in zip(retrievers, given, strict=True)]
     weights = [1.0] * len(parts) if weights is None else list(weights)
-    if len(parts) < 2 or len(weights) != len(parts) or any(len(part) for part in parts):
-      raise ValueError(f"{len(parts)} retrievers and {len(weights)} weights: give two retrievers or more, all empty")
-    if fusion not in FUSIONS or depth < 1 or min(weights) < 0:
-      raise ValueError(
-        f"fusion is {fusion!r}, one of {', '.join(FUSIONS)}; depth = {depth} >= 1; weights {weights} >= 0"
-      )
+    if len(parts) < 2 or len(weights) != len(parts) or len(set(map(id, parts))) < len(parts):
+      raise ValueError(f"{len(parts)} retrievers and {len(weights)} weights: give two retrievers or more, each once")
+    if fusion not in FUSIONS or not all(_is_number(weight) for weight in weights):
+      raise ValueError(f"fusion is {fusion!r}, one of {', '.join(FUSIONS)}; weights {weights} >= 0")
+    if not _is_number(rrf_k):
+      raise ValueError(f"rrf_k = {rrf_k!r} must be a number of at least 0")
     super().__init__(
       retrievers=[part.name for part in parts],
       settings=[part.settings for part in parts],
       fusion=fusion,
       weights=weights,
-      depth=depth,
+      depth=whole(depth, "depth"),
+      rrf_k=rrf_k,
     )
-    self._parts, self._fuse, self._weights, self._depth = parts, FUSIONS[fusion], weights, depth
+    self._parts = parts
+    self._take_over(parts)
 
   @property
   def parts(self) -> Sequence[BaseRetriever]:
@@ -89,17 +100,29 @@ class HybridRetriever(BaseRetriever):
       part.delete(ids)
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
-    depth = max(top_k, self._depth)
+    if changed := [part.name for part in self.parts if len(part) != len(self)]:
+      raise ValueError(f"{changed[0]} was changed by itself: add and delete documents by the hybrid retriever")
+    depth = min(max(top_k, self.settings["depth"]), len(self))
     rankings = [part._search(queries, depth, where) for part in self.parts]
-    found = Hits([], [])
-    for i in range(len(queries)):
-      total: dict[str, float] = {}
-      for ranking, weight in zip(rankings, self._weights, strict=True):
-        for id, score in self._fuse(ranking.ids[i], ranking.scores[i]).items():
-          total[id] = total.get(id, 0.0) + weight * score
+    rows = [self._fuse([(ranking.ids[i], ranking.scores[i]) for ranking in rankings]) for i in range(len(queries))]
+    found = Hits([], [], [])
+    for components in rows:
+      total = {id: sum(each["gives"] for each in said) for id, said in components.items()}
       best = sorted(total, key=lambda id: -total[id])[:top_k]
       found.ids.append(best)
       found.scores.append([total[id] for id in best])
+      found.components.append([components[id] for id in best])  # type: ignore[union-attr]
+    return found
+
+  def _fuse(self, rankings: Sequence[tuple[list[str], list[float]]]) -> dict[str, list[dict[str, Any]]]:
+    """Return of each document what the parts that found it say; `gives` is its share of the score."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for part, ((ids, scores), weight) in enumerate(zip(rankings, self.settings["weights"], strict=True)):
+      is_rrf = self.settings["fusion"] == "rrf"
+      given = reciprocal_rank(ids, self.settings["rrf_k"]) if is_rrf else normalized(ids, scores)
+      for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1):
+        said = {"retriever": self.parts[part].name, "part": part, "rank": rank, "score": float(score)}
+        found.setdefault(id, []).append({**said, "gives": weight * given[id]})
     return found
 
   def _save(self, folder: Path) -> None:

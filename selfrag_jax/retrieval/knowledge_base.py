@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from selfrag_jax import files
-from selfrag_jax.retrieval.base import BaseRetriever, create, load
+from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, Document
 from selfrag_jax.retrieval.duplicates import Duplicates
@@ -65,7 +65,7 @@ def prepare_knowledge_base(
   inputs = [documents] if isinstance(documents, (str, os.PathLike)) else list(documents)
   root, left_out = Path(output).resolve(), LeftOut(skip_bad)
   check_output(root)
-  old = load(root) if sync and (root / MANIFEST).exists() else None
+  old = read_folder(root) if sync and (root / MANIFEST).exists() else None
   known = _must_not_change(root, output) if old is None else old._read
   retriever, chunking, near_duplicates = _plan(old, retriever_type, settings, chunking, near_duplicates)
   duplicates = Duplicates(near_duplicates)  # refuses what it cannot take before an encoder is loaded
@@ -238,7 +238,7 @@ def _know(encoders: Sequence[DenseRetriever], old: BaseRetriever, *, fitted: boo
     if before.settings["model_name"] != part.settings["model_name"]:
       continue
     # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are
-    if fitted and hasattr(encoder.encoder, "params") and (constants := getattr(before.encoder, "constants", {})):
+    if fitted and hasattr(encoder.encoder, "params") and (constants := before.constants):
       encoder.encoder.constants = constants
     if is_known(encoder.encoder) and encoder.key in old.build.get("encoders", ()):
       rows = zip(old.documents, before.vectors, strict=True)

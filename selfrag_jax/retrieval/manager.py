@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from selfrag_jax import files
-from selfrag_jax.memory.records import Where
+from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.document import Document, without_origin
 from selfrag_jax.retrieval.listing import LeftOut, list_sources

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.memory.records import Where
-from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
+from selfrag_jax.memory.filters import Where
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register, whole
+from selfrag_jax.retrieval.dense import as_rows, make_encoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
 from selfrag_jax.typing import ArrayLike
@@ -34,10 +35,8 @@ class MMR:
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
     """Score each document by when it is chosen, f32 [N]."""
     if self._encoder is None:
-      from selfrag_jax.retrieval.dense import make_encoder
-
       self._encoder = make_encoder(self._name)
-    rows = np.asarray(self._encoder([query, *(document.text for document in documents)]), np.float32)
+    rows = as_rows(self._encoder([query, *(document.text for document in documents)]), 1 + len(documents))
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     relevance, similarity = rows[1:] @ rows[0], rows[1:] @ rows[1:].T
     scores, nearest = np.zeros(len(documents), np.float32), np.zeros(len(documents), np.float32)
@@ -87,24 +86,20 @@ class RerankRetriever(BaseRetriever):
     retriever_settings: dict[str, Any] | None = None,
     reranker_settings: dict[str, Any] | None = None,
   ):
-    """Make a retriever without documents.
+    """Make a retriever of another one: with the documents that it holds, which are then its own, or without.
 
     Args:
-      retriever: without documents, or its name, with `retriever_settings`.
+      retriever: a retriever, or its name, with `retriever_settings`.
       reranker: a function, which `load` must be given again, or its name, with `reranker_settings`.
       depth: how many candidates are put in order.
       weight: in [0, 1].
 
-    Raises ValueError for a retriever that holds documents, and for what does not fit.
+    Raises ValueError for what does not fit.
     """
     first = create(retriever, **retriever_settings or {}) if isinstance(retriever, str) else retriever
-    if len(first) or depth < 1 or not 0 <= weight <= 1:
-      raise ValueError(
-        f"the retriever holds {len(first)} documents (0); depth = {depth} >= 1; weight {weight} in [0, 1]"
-      )
-    if reranker == FUNCTION:
-      raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
-    if isinstance(reranker, str):
+    if not 0 <= weight <= 1:
+      raise ValueError(f"weight = {weight} must be in [0, 1]")
+    if isinstance(reranker, str) and reranker != FUNCTION:
       if reranker not in RERANKERS:
         raise ValueError(
           f"no reranker is called {reranker!r}; one of {', '.join(RERANKERS)}, or a function of your own"
@@ -114,12 +109,13 @@ class RerankRetriever(BaseRetriever):
     super().__init__(
       retriever=first.name,
       reranker=reranker if isinstance(reranker, str) else FUNCTION,
-      depth=depth,
+      depth=whole(depth, "depth"),
       weight=weight,
       retriever_settings=first.settings,
       reranker_settings=reranker_settings or {},
     )
     self.first, self._given, self._depth, self._weight = first, reranker, depth, weight
+    self._take_over([first])
 
   @property
   def parts(self) -> Sequence[BaseRetriever]:
@@ -127,7 +123,9 @@ class RerankRetriever(BaseRetriever):
 
   @property
   def reranker(self) -> Reranker:
-    """The function; a named one is loaded when it is needed first."""
+    """The function; a named one is loaded when it is needed first. Raises ValueError if it is missing."""
+    if self._given == FUNCTION:
+      raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
     if isinstance(self._given, str):
       self._given = RERANKERS[self._given](**self.settings["reranker_settings"])
     return self._given
@@ -139,6 +137,8 @@ class RerankRetriever(BaseRetriever):
     self.first.delete(ids)
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
+    if len(self.first) != len(self):
+      raise ValueError(f"{self.first.name} was changed by itself: add and delete documents by the reranking retriever")
     candidates = self.first.retrieve_batch(queries, max(top_k, self._depth), where=where)
     found = Hits([], [])
     for query, documents in zip(queries, candidates, strict=True):
@@ -152,6 +152,11 @@ class RerankRetriever(BaseRetriever):
       found.ids.append([ids[i] for i in order])
       found.scores.append([total[i] for i in order])
     return found
+
+  def _check_functions(self) -> None:
+    super()._check_functions()
+    if self.settings["reranker"] == FUNCTION:
+      _ = self.reranker  # raises if it is missing
 
   def _save(self, folder: Path) -> None:
     self.first._save(folder)

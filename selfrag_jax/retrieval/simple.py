@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.memory.records import Where
+from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.postings import best, build_postings, words

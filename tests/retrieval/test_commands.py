@@ -58,6 +58,36 @@ def test_sync_builds_as_before(kb, tmp_path, capsys):
   assert load(kb).name == "dense"
 
 
+def test_filters_compare_and_name_their_mistakes(tmp_path, capsys):
+  source = tmp_path / "source.jsonl"
+  lines = ({"id": f"y{year}", "text": f"a ship of {year}", "year": year} for year in (1999, 2019, 2020, 2021))
+  source.write_text("\n".join(map(json.dumps, lines)))
+  kb = tmp_path / "kb"
+  assert run("--documents", source, "--output", kb, "--type", "bm25", "--quiet") == 0
+  for where, years in (
+    (["year>=2020"], {"y2020", "y2021"}),
+    (["year>2019"], {"y2020", "y2021"}),
+    (["year>1999", "year<2021"], {"y2019", "y2020"}),
+    (["source~source.js", "year=[1999,2021]"], {"y1999", "y2021"}),
+  ):
+    capsys.readouterr()
+    flags = [flag for each in where for flag in ("--where", each)]
+    assert run("search", "--knowledge_base", kb, "ship", "--json", *flags) == 0
+    assert {document["id"] for document in json.loads(capsys.readouterr().out)[0]["documents"]} == years
+  for command in (("search", "--knowledge_base", kb, "ship"), ("delete", "--knowledge_base", kb)):
+    for where, message in (
+      ("yaer>=2020", "asks for 'yaer', which nothing here has; did you mean 'year'?"),
+      ("year!=2020", "--where year!=2020: write NAME=VALUE, or >= > <= < and ~"),
+      ("year>=abc", "no 'year' can be compared with 'abc' by $gte: they are like 1999"),
+    ):
+      assert run(*command, "--where", where) == 1
+      shown = capsys.readouterr().err
+      assert message in shown
+      assert shown.count("\n") == 1
+  assert run("delete", "--knowledge_base", kb, "--where", "year<2020") == 0
+  assert len(load(kb)) == 2
+
+
 def test_a_filter_named_twice_is_refused(kb, capsys):
   assert run("delete", "--knowledge_base", kb, "--where", "title=Oslo", "--where", "title=Paris") == 1
   assert "title is given twice" in capsys.readouterr().err

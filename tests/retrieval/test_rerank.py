@@ -76,10 +76,7 @@ def test_mmr_chooses_as_its_definition(tradeoff):
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-  filled = BM25Retriever()
-  filled.add_documents(DOCUMENTS)
   for arguments, message in (
-    ((filled, by_number), "12 documents"),
     (("bm25", "best"), "no reranker is called 'best'"),
     (("bm25", "cross-encoder"), "a cross-encoder needs reranker_settings"),
     (("nothing", by_number), "no retriever is called 'nothing'"),
@@ -102,3 +99,16 @@ def test_a_function_must_be_given_again(tmp_path):
   with pytest.raises(ValueError, match="give it again"):
     load(tmp_path)
   assert ids(load(tmp_path, reranker=by_number).retrieve("harbor")) == ids(retriever.retrieve("harbor"))
+
+
+def test_a_retriever_that_holds_documents_is_taken_as_it_is():
+  first = BM25Retriever()
+  first.add_documents(DOCUMENTS)
+  retriever = RerankRetriever(first, by_number)
+  assert retriever.documents == DOCUMENTS
+  other = RerankRetriever("bm25", by_number)
+  other.add_documents(DOCUMENTS)
+  assert retriever.retrieve("harbor") == other.retrieve("harbor")
+  first.delete(DOCUMENTS[0].id)
+  with pytest.raises(ValueError, match="bm25 was changed by itself"):
+    retriever.retrieve("harbor")

@@ -223,6 +223,69 @@ def test_what_cannot_be_meant_is_refused(retriever):
     retriever.get("nobody")
 
 
+@pytest.mark.parametrize("top_k", [0, -1, True, 2.5, "3", None])
+def test_a_number_of_documents_is_a_whole_one(retriever, top_k):
+  with pytest.raises(ValueError, match=f"top_k = {top_k!r} must be"):
+    retriever.retrieve("zebra", top_k)
+
+
+def test_more_than_there_are_is_all_there_are(retriever):
+  everything = retriever.retrieve("the zebra of the marsh", len(retriever))
+  assert retriever.retrieve("the zebra of the marsh", 10**9) == everything
+  assert retriever.retrieve("the zebra of the marsh", np.int32(3)) == retriever.retrieve("the zebra of the marsh", 3)
+
+
+def test_an_empty_query_finds_nothing_beside_others(retriever):
+  found = retriever.retrieve_batch(["", "zebra marsh", " \n"], 2)
+  assert [ids(row)[:1] for row in found] == [[], ["zebra-marsh"], []]
+
+
+@pytest.mark.parametrize("query", ["half \ud800 a pair", None, 7, b"zebra"])
+def test_what_is_no_text_is_no_query(retriever, query):
+  with pytest.raises(ValueError, match=r"a query is .*; it must be a text"):
+    retriever.retrieve_batch(["zebra", query])
+
+
+def test_filters_know_names_and_operators(retriever):
+  small = retriever.retrieve("zebra marsh", 100, where={"n": {"$lt": 12}, "source": {"$contains": "mar"}})
+  assert {document.id for document in small} <= {"zebra-marsh", "otter-marsh"}
+  assert "zebra-marsh" in ids(small)
+  for ask in (lambda where: retriever.retrieve("zebra", where=where), lambda where: retriever.delete(where=where)):
+    with pytest.raises(ValueError, match="asks for 'sorce', which nothing here has; did you mean 'source'"):
+      ask({"sorce": "marsh"})
+    with pytest.raises(ValueError, match=r"unknown operator '\$ge'"):
+      ask({"n": {"$ge": 3}})
+  assert retriever.delete(where={"n": {"$gte": 10}}) == 90
+  assert len(retriever) == 10
+
+
+def test_an_empty_filter_deletes_nothing(retriever):
+  with pytest.raises(ValueError, match="where is empty"):
+    retriever.delete(where={})
+  assert len(retriever) == 100
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_empty_retriever_finds_nothing_by_any_name(name):
+  made = MAKERS[name]()
+  assert made.retrieve("zebra", where={"anything": 1}) == []
+  with pytest.raises(ValueError, match="unknown operator"):
+    made.retrieve("zebra", where={"anything": {"$ge": 1}})
+
+
+def test_documents_added_later_are_filtered_by_names_that_only_earlier_ones_have(retriever):
+  retriever.retrieve("zebra", 1)
+  retriever.add_documents([Document("new", "Quokka", "The quokka lives near the marsh.")])
+  assert ids(retriever.retrieve("zebra marsh", 1, where={"n": {"$lt": 5}})) == ["zebra-marsh"]
+
+
+def test_metadata_that_no_file_can_hold_is_named_when_it_is_saved(tmp_path):
+  made = SimpleRetriever()
+  made.add_documents([Document("a", content="x", metadata={"when": object()})])
+  with pytest.raises(ValueError, match="the metadata of document 'a' cannot be written as JSON"):
+    made.save(tmp_path / "kb")
+
+
 def test_a_retriever_of_ones_own(tmp_path):
   @register("longest")
   class Longest(BaseRetriever):

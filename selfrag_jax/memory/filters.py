@@ -1,0 +1,167 @@
+"""Filters over metadata: which records a search or a deletion is about.
+
+  {"source": "atlas.md"}            equal; of a list under that name, one of its members
+  {"source": ["atlas.md", "b.md"]}  one of these, as {"$in": [...]} says too
+  {"year": {"$gte": 2000, "$lt": 2010}}
+  {"title": {"$contains": "harbor"}}  a part of a text, or a member of a list
+
+Every name must fit; a record without the name does not. Numbers are compared with numbers and texts with texts, by code
+point, as ISO dates are ordered; a value of another kind does not fit, and true is no number. A function of the metadata
+is a filter too. `parse_where` reads the same from a command line.
+"""
+
+import difflib
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
+
+ORDERS = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
+OPERATORS = (*ORDERS, "$in", "$contains")
+WRITTEN = {">=": "$gte", "<=": "$lte", ">": "$gt", "<": "$lt", "~": "$contains", "=": "$in"}
+CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<|~|=)(.*)', re.S)
+
+
+def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
+  """Return a filter as a function of one record's metadata. Raises ValueError for one that is not understood."""
+  if callable(where):
+    return lambda metadata: bool(where(metadata))
+  if not isinstance(where, Mapping):
+    raise ValueError(f"the filter is {where!r}; give a mapping of names to values, or a function of the metadata")
+  tests = [(name, *condition) for name, wanted in where.items() for condition in _conditions(name, wanted)]
+  return lambda metadata: all(name in metadata and _holds(metadata[name], *condition) for name, *condition in tests)
+
+
+def check_where(where: Where, records: Iterable[Mapping[str, Any]]) -> None:
+  """Raise ValueError for a filter that is not understood, or that asks for what no record has.
+
+  That is a name, with the closest one there is, or an order between numbers and texts. No records: nothing is missing.
+  """
+  predicate(where)
+  if callable(where):
+    return
+  unmet, clashes = {name: _conditions(name, wanted) for name, wanted in where.items()}, {}
+  names: dict[str, None] = {}
+  for record in records:
+    if not unmet:
+      return
+    names.update(dict.fromkeys(record))
+    for name in [name for name in unmet if name in record]:
+      if clash := next((c for c in unmet[name] if c[0] in ORDERS and _clash(record[name], c[1])), None):
+        clashes.setdefault(name, (record[name], *clash))
+      else:
+        del unmet[name]
+  if not names:
+    return
+  for name in unmet:
+    if name in clashes:
+      value, sign, operand = clashes[name]
+      raise ValueError(
+        f"no {name!r} can be compared with {operand!r} by {sign}: they are like {value!r}; "
+        f"compare {_kind(value)}s with a {_kind(value)}"
+      )
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
+    raise ValueError(f"the filter asks for {name!r}, which nothing here has; {hint}")
+
+
+def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
+  """Return a filter from NAME=VALUE, NAME>=VALUE, NAME>VALUE, NAME<=VALUE, NAME<VALUE and NAME~VALUE (contains).
+
+  A value that is JSON is taken as that: a number, true, null, or a list of which one must be equal. For `=` both the
+  number 2020 and the text fit 2020; in quotes, "2020" is the text alone. Quotes also keep spaces at the ends, and let a
+  name hold one of the signs. Raises ValueError.
+  """
+  where: dict[str, Any] = {}
+  for condition in conditions:
+    found = CONDITION.fullmatch(condition)
+    if found is None:
+      raise ValueError(
+        f"--where {condition}: write NAME=VALUE, or >= > <= < and ~ (contains) in its place, in quotes for the shell"
+      )
+    name, sign, text = found[1], WRITTEN[found[2]], found[3].strip()
+    if name.startswith('"'):
+      name = str(_from_json(name, name))
+    if sign in where.setdefault(name, {}):
+      raise ValueError(f"--where {condition}: {name} is given twice with {found[2]}; one value each")
+    value = _from_json(text, text)
+    if sign == "$in":
+      value = value if isinstance(value, list) else [value]
+      if text not in value and not text.startswith('"'):
+        value = [*value, text]  # 2020 fits the text "2020" as well
+    elif sign == "$contains" and not isinstance(value, str):
+      value = text
+    _check_operand(name, sign, value)
+    where[name][sign] = value
+  return where
+
+
+def _conditions(name: str, wanted: Any) -> list[tuple[str, Any]]:
+  """Return the operators of a name with what they compare with. Raises ValueError for what is none."""
+  signs = [key for key in wanted if str(key).startswith("$")] if isinstance(wanted, Mapping) else []
+  if str(name).startswith("$"):
+    raise ValueError(f"{name!r} is not the name of a value; what it would combine, write as a function of the metadata")
+  if not signs:
+    options = _plain(wanted)
+    return [("$in", [_plain(o) for o in options] if isinstance(options, (list, tuple, set, frozenset)) else [options])]
+  for sign in wanted:
+    if sign not in OPERATORS:
+      known = ", ".join(OPERATORS)
+      raise ValueError(f"the filter on {name!r} has the unknown operator {sign!r}; there are {known}, and functions")
+    _check_operand(name, sign, _plain(wanted[sign]))
+  operands = {sign: _plain(operand) for sign, operand in wanted.items()}
+  return [(sign, [*map(_plain, operand)] if sign == "$in" else operand) for sign, operand in operands.items()]
+
+
+def _check_operand(name: str, sign: str, operand: Any) -> None:
+  if sign in ORDERS and (_kind(operand) is None or operand != operand):
+    raise ValueError(f"the filter on {name!r} has {sign} {operand!r}; it compares with a number or a text")
+  if sign == "$in" and not isinstance(operand, (list, tuple, set, frozenset)):
+    raise ValueError(f"the filter on {name!r} has $in {operand!r}; give a list")
+
+
+def _holds(value: Any, sign: str, operand: Any) -> bool:
+  value = _plain(value)
+  members = value if isinstance(value, (list, tuple)) else ()
+  if sign in ORDERS:
+    return _kind(value) is not None and _kind(value) == _kind(operand) and ORDERS[sign](value, operand)
+  if sign == "$contains":
+    inside = isinstance(value, str) and isinstance(operand, str) and operand in value
+    return inside or any(_equal(member, operand) for member in members)
+  return any(_equal(each, option) for each in (value, *members) for option in operand)
+
+
+def _equal(a: Any, b: Any) -> bool:
+  return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def _kind(value: Any) -> str | None:
+  """Say what a value can be ordered among."""
+  if isinstance(value, str):
+    return "text"
+  return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _clash(value: Any, operand: Any) -> bool:
+  """Tell whether one is a number and the other a text; what cannot be ordered at all, such as None, is not set."""
+  return None not in (_kind(value), _kind(operand)) and _kind(value) != _kind(operand)
+
+
+def _plain(value: Any) -> Any:
+  """Return numpy's scalars and arrays as Python's."""
+  return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+def _from_json(text: str, otherwise: Any) -> Any:
+  def refused(constant: str) -> None:
+    raise ValueError(constant)  # NaN and Infinity are words here
+
+  try:
+    return json.loads(text, parse_constant=refused)
+  except (ValueError, RecursionError):
+    return otherwise
