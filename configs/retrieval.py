@@ -8,6 +8,8 @@
 Writes retrieval.json (`NAME.ndcg@10`, `.recall@k`, `.mrr@10`, `.all_gold@10`, `.ms_per_query`), a CSV and a figure.
 With 1,000 passages and 100 queries it takes a minute on two CPU cores, most of it for the embeddings. A retriever of
 your own: register it in a module, and name both, `--config.plugins="('my_module',)"` and `config.retrievers.mine`.
+Retrievers of one model share it and the passages' vectors: `.index_seconds` of the first has the time to embed them.
+`--config.baseline=hybrid_rrf` compares all with that one, by paired intervals, instead of with the first.
 """
 
 import ml_collections
@@ -19,7 +21,8 @@ WORDS = {
 }
 EMBEDDED = {
   "minilm": {"type": "dense", "model_name": "all-MiniLM-L6-v2", "backend": "exact"},
-  "hybrid": {"type": "hybrid", "retrievers": ("bm25", "dense"), "fusion": "rrf"},
+  "hybrid": {"type": "hybrid", "retrievers": ("bm25", "dense"), "fusion": "weighted"},
+  "hybrid_rrf": {"type": "hybrid", "retrievers": ("bm25", "dense"), "fusion": "rrf", "rrf_k": 60},
 }
 
 
@@ -34,6 +37,7 @@ def get_config(variant: str = "all") -> ml_collections.ConfigDict:
       "data": {"path": "", "split": "test"},
       "plugins": (),
       "retrievers": WORDS if variant == "words" else WORDS | EMBEDDED,
+      "baseline": "",  # the retriever that the others are compared with, by paired intervals; empty: the first
       "queries": 0,  # the first so many; 0: all
       "ks": (1, 5, 10),
       "batch_size": 32,  # queries that are asked at once

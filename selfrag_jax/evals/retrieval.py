@@ -5,7 +5,7 @@ import dataclasses
 import io
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,16 @@ from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_inter
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.dense import FUNCTION, Encoder
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.train.settings import read_config
 
 CHECKED = {
   "data": JudgedSplit,
   "plugins": tuple,
   "retrievers": Mapping,
+  "baseline": str,
   "queries": Natural,
   "ks": tuple[Count, ...],
   "batch_size": Count,
@@ -42,6 +45,27 @@ class Experiment:
   config: dict[str, Any]
   data: Judged
   retrievers: dict[str, BaseRetriever]
+
+
+class CorpusEncoder:
+  """An encoder that embeds each text of a corpus once, for all retrievers of an evaluation; queries every time."""
+
+  def __init__(self, encoder: Encoder, corpus: Collection[str]):
+    self._encoder, self._corpus = encoder, frozenset(corpus)
+    self._known: dict[str, np.ndarray] = {}
+
+  def __getattr__(self, name: str) -> Any:
+    if name in ("fit", "constants"):  # which not all encoders have
+      return getattr(self._encoder, name)
+    raise AttributeError(name)
+
+  def __call__(self, texts: Sequence[str]) -> Any:
+    """Embed texts, f32 [N, D]."""
+    if not texts or not self._corpus.issuperset(texts):
+      return self._encoder(texts)
+    if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
+      self._known.update(zip(new, np.asarray(self._encoder(new), np.float32), strict=True))
+    return np.stack([self._known[text] for text in texts])
 
 
 class Scores(dict[str, np.ndarray]):
@@ -90,6 +114,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   import_plugins(config["plugins"])
   if not config["retrievers"]:
     raise ValueError("config.retrievers is empty; name at least one")
+  if config["baseline"] not in ("", *config["retrievers"]):
+    raise ValueError(f"config.baseline is {config['baseline']!r}; one of {', '.join(config['retrievers'])}")
   retrievers = {}
   for name, section in config["retrievers"].items():
     section = dict(section)
@@ -108,9 +134,21 @@ def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
   of_each = [f"recall@{k}" for k in experiment.config["ks"]]
   of_each += ["ndcg@10", "mrr@10", "all_gold@10", "ms_per_query", "index_seconds"]
-  first, *others = experiment.retrievers
-  found = {f"{name}.{value}" for name in (first, *others) for value in of_each}
-  return found | {f"{name}.ndcg@10_difference" for name in others} | {"documents", "queries"}
+  baseline = experiment.config["baseline"] or next(iter(experiment.retrievers))
+  compared = [name for name in experiment.retrievers if name != baseline]
+  found = {f"{name}.{value}" for name in experiment.retrievers for value in of_each}
+  return found | {f"{name}.ndcg@10_difference" for name in compared} | {"documents", "queries"}
+
+
+def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
+  """Let dense retrievers of one model share it, and the vectors of the collection."""
+  corpus, shared = {document.text for document in data.documents}, {}
+  for part in (part for retriever in retrievers for part in dense_parts(retriever)):
+    name = part.settings["model_name"]
+    name = id(part.encoder) if name == FUNCTION else name
+    if name not in shared:
+      shared[name] = CorpusEncoder(part.encoder, corpus)
+    part.encoder = shared[name]
 
 
 def read_parts(section: Mapping[str, Any]) -> dict[str, Judged]:
@@ -140,32 +178,37 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   workdir, data, config = epath.Path(workdir), experiment.data, experiment.config
   print(f"{len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
   scores, report = {}, {"documents": len(data.documents), "queries": len(data.queries), "config": config}
+  share_encoders(experiment.retrievers.values(), data)
   for name, retriever in experiment.retrievers.items():
     began = time.perf_counter()
     retriever.add_documents(data.documents)
     report[f"{name}.index_seconds"] = round(time.perf_counter() - began, 3)
     scores[name] = score(retriever, data, config["ks"], config["batch_size"])
     print(f"{name}: {line(scores[name])}", file=sys.stderr, flush=True)
-  report = write_report(workdir, "retrieval", scores, report)
+  report = write_report(workdir, "retrieval", scores, report, config["baseline"])
   figures.retrieval_bars(workdir, report, list(scores))
   return report
 
 
 def write_report(
-  workdir: epath.Path, name: str, scores: Mapping[str, Scores], facts: Mapping[str, Any]
+  workdir: epath.Path, name: str, scores: Mapping[str, Scores], facts: Mapping[str, Any], baseline: str = ""
 ) -> dict[str, Any]:
-  """Write `NAME.json`, the facts beside the summary, and `NAME.csv`; print the table and return the report."""
-  report = {**facts, **summarize(scores)}
+  """Write `NAME.json`, the facts beside the summary, and `NAME.csv`; print the table and return the report.
+
+  `baseline`: the retriever that the others are compared with (empty: the first).
+  """
+  baseline = baseline or next(iter(scores))
+  report = {**facts, **summarize(scores, baseline)}
   write_json(workdir / f"{name}.json", report)
   write_bytes_atomic(workdir / f"{name}.csv", as_csv(scores).encode())
-  print(table(scores, report))
+  print(table(scores, report, baseline))
   return report
 
 
-def summarize(scores: Mapping[str, Scores]) -> dict[str, Any]:
-  """Return `NAME.metric` with intervals of nDCG@10, and its paired difference to that of the first retriever."""
+def summarize(scores: Mapping[str, Scores], baseline: str) -> dict[str, Any]:
+  """Return `NAME.metric` with intervals of nDCG@10, and its paired difference to that of the baseline."""
   report: dict[str, Any] = {}
-  first = next(iter(scores.values()))
+  first = scores[baseline]
   for name, found in scores.items():
     report |= {f"{name}.{metric}": float(values.mean()) for metric, values in found.items()}
     report[f"{name}.ms_per_query"] = round(found.ms_per_query, 4)
@@ -193,14 +236,12 @@ def as_csv(scores: Mapping[str, Scores]) -> str:
   return out.getvalue()
 
 
-def table(scores: Mapping[str, Scores], report: Mapping[str, Any]) -> str:
+def table(scores: Mapping[str, Scores], report: Mapping[str, Any], baseline: str) -> str:
   """Format all retrievers for a terminal."""
   metrics = list(next(iter(scores.values())))
   width = max(map(len, scores)) + 2
-  head = (
-    f"{'':{width}}" + "".join(f"{metric:>12}" for metric in metrics) + f"{'ms/query':>10}   nDCG@10 against the first"
-  )
-  lines = [head]
+  columns = "".join(f"{metric:>12}" for metric in metrics)
+  lines = [f"{'':{width}}{columns}{'ms/query':>10}   nDCG@10 against {baseline}"]
   for name, found in scores.items():
     row = f"{name:{width}}" + "".join(f"{found[metric].mean():12.4f}" for metric in metrics)
     row += f"{found.ms_per_query:10.2f}"

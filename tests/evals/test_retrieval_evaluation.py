@@ -11,6 +11,7 @@ import pytest
 
 from selfrag_jax.evals import retrieval
 from selfrag_jax.metrics.retrieval import ndcg
+from selfrag_jax.retrieval import dense
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.beir import EXAMPLE, read_beir
 
@@ -33,6 +34,38 @@ def test_scores_are_those_of_the_rankings():
   two_hop = np.array([len(grades) == 2 for grades in data.qrels.values()])
   assert scores["all_gold@10"][two_hop].mean() < scores["all_gold@10"][~two_hop].mean()
   assert (scores["recall@1"] <= scores["recall@5"]).all()
+
+
+def test_a_corpus_is_embedded_once_for_all_retrievers(tmp_path, monkeypatch):
+  asked = []
+
+  def encoder(texts):
+    asked.extend(texts)
+    return np.stack([np.bincount(np.frombuffer(text.encode(), np.uint8), minlength=256) for text in texts])
+
+  monkeypatch.setattr(dense, "make_encoder", lambda name: encoder)
+  make = lambda: {"dense": create("dense", backend="numpy"), "hybrid": create("hybrid"), "second": create("dense")}
+  data, alone = read_beir(EXAMPLE), make()
+  for retriever in alone.values():
+    retriever.add_documents(data.documents)
+  wanted = {name: retrieval.score(retriever, data)["ndcg@10"].mean() for name, retriever in alone.items()}
+  asked.clear()
+  config = {"ks": (1, 5, 10), "batch_size": 32, "baseline": ""}
+  report = retrieval.run(retrieval.Experiment(config, data, make()), tmp_path)
+  corpus = {document.text for document in data.documents}
+  assert sorted(text for text in asked if text in corpus) == sorted(corpus)
+  assert {name: report[f"{name}.ndcg@10"] for name in wanted} == pytest.approx(wanted)
+
+
+def test_differences_are_to_the_baseline(tmp_path):
+  baseline = ("--config.baseline=simple", "--config.queries=30")
+  ended = launch(f"--data={EXAMPLE}", f"--workdir={tmp_path}", *baseline)
+  assert ended.returncode == 0, ended.stderr
+  report = json.loads((tmp_path / "retrieval.json").read_text())
+  difference = report["bm25.ndcg@10"] - report["simple.ndcg@10"]
+  assert report["bm25.ndcg@10_difference"] == pytest.approx(difference)
+  assert "simple.ndcg@10_difference" not in report
+  assert "nDCG@10 against simple" in ended.stdout
 
 
 def test_the_command_writes_report_table_and_figure(tmp_path):
@@ -58,6 +91,7 @@ def test_the_command_writes_report_table_and_figure(tmp_path):
     ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm25.ndcg@10=1.01"], 1, "missed: bm25.ndcg@10 is"),
     ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm26.ndcg@10=1"], 2, "error: --min: the report has no bm26"),
     (["--min=x"], 2, "error: --min=x: write NAME=VALUE"),
+    ([f"--data={EXAMPLE}", "--config.baseline=bm26"], 2, "config.baseline is 'bm26'; one of bm25, simple, token_bag"),
     ([], 2, "config.data.path is empty; give a BEIR folder"),
     (["--data=nowhere"], 2, "corpus.jsonl does not exist; a BEIR folder has"),
     ([f"--data={EXAMPLE}", "--config.retrievers.bm25.k2=1"], 2, "unknown key"),
