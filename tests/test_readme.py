@@ -1,5 +1,7 @@
 """The README's Python runs as it stands, on small arrays, and its links lead somewhere."""
 
+import ast
+import builtins
 import re
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
@@ -16,6 +19,33 @@ from selfrag_jax.train import load
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+def is_self_contained(block):
+  """Tell whether a block uses no name that it does not define, and loads no weights."""
+  nodes = list(ast.walk(ast.parse(block)))
+  used = {node.id for node in nodes if isinstance(node, ast.Name)}
+  defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+  defined |= {node.asname or node.name.split(".")[0] for node in nodes if isinstance(node, ast.alias)}
+  defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+  return used <= defined | set(dir(builtins)) and "load_model" not in used
+
+
+@pytest.mark.parametrize("block", list(filter(is_self_contained, BLOCKS)))
+def test_a_block_that_defines_all_that_it_uses_runs_alone_in_an_empty_folder(block, monkeypatch, tmp_path, capsys):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(SingletonBackwardEngine, "_engine", None)
+  exec(block, {})
+  assert "False" not in capsys.readouterr().out.splitlines()  # what it compares is equal
+
+
+def test_the_blocks_about_retrievers_are_self_contained():
+  section = README.split("## Retrieval and knowledge bases")[1].split("\n## ")[0]
+  blocks = re.findall(r"```python\n(.*?)```", section, re.S)
+  assert len(blocks) == 2
+  assert all(map(is_self_contained, blocks))
 
 
 def test_the_python_of_the_readme_runs(monkeypatch, tmp_path, capsys):
@@ -34,7 +64,7 @@ def test_the_python_of_the_readme_runs(monkeypatch, tmp_path, capsys):
     "lengths": jnp.asarray([5, 3]),
     "my_encoder": lambda texts: rng.normal(size=(len(texts), 384)),
   }
-  for block in re.findall(r"```python\n(.*?)```", README, re.S):
+  for block in BLOCKS:
     exec(block, names)
   assert names["slots"].shape == (3, 5)
   assert "The port of Avalor is Cadiz. 1\n" in capsys.readouterr().out
