@@ -126,8 +126,8 @@ class DenseRetriever(BaseRetriever):
     self._given = encoder
 
   @property
-  def constants(self) -> dict[str, np.ndarray]:
-    """What the encoder was fitted to, if it is one that is."""
+  def constants(self) -> dict[str, Any]:
+    """What the encoder was fitted to, arrays by name; empty for one that is not."""
     return self._constants or getattr(self.encoder, "constants", {})
 
   @property
