@@ -10,7 +10,7 @@ Three variants need no network and take seconds to a minute; their critic is scr
   pipeline            the same in two calls of the model, whose prompts are learned together
   program             a Python function against unit tests; `task.path` takes a JSON file with another `program` and its
                       `tests` (each a `call` and the literal `result`); name a critic and an optimizer for it. What the
-                      optimizer writes is run, with limits of time and memory, but in no sandbox
+                      optimizer writes is run, closed off as far as the system allows it: the launcher says how far
 Two take files, and models:
   bbh, gsm8k          a file of BIG-Bench-Hard or GSM8K; with `task.calls=2`, a first call takes notes for the second
 

@@ -1,11 +1,13 @@
 """Optimizing a prompt from the command line: it learns, goes on where it was stopped, and says what it did."""
 
+import http.server
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -427,11 +429,57 @@ def test_diff_marks_words_and_escapes_them():
   assert diff("be <b> brief", "be very <b> clear") == ("be<ins> very</ins> &lt;b&gt;<del> brief</del><ins> clear</ins>")
 
 
-def launch(workdir, *flags, **options):
-  command = [sys.executable, ROOT / "launch" / "optimize_prompt.py", f"--config={ROOT / 'configs' / 'gradient_rag.py'}"]
+def launch(workdir, *flags, variant="", **options):
+  config = f"--config={ROOT / 'configs' / 'gradient_rag.py'}{variant}"
+  command = [sys.executable, ROOT / "launch" / "optimize_prompt.py", config]
   return subprocess.Popen(
     [*command, f"--workdir={workdir}", *flags], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
   )
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+  """A server that answers at once; `server.answered` counts."""
+
+  def do_POST(self):
+    self.rfile.read(int(self.headers["Content-Length"]))
+    message = {"role": "assistant", "content": f"<IMPROVED_VARIABLE>{self.server.answered}</IMPROVED_VARIABLE>"}
+    usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": choices, "usage": usage}
+    data = json.dumps(answer).encode()
+    self.send_response(200)
+    self.send_header("Content-Type", "application/json")
+    self.send_header("Content-Length", str(len(data)))
+    self.end_headers()
+    with self.server.lock:
+      self.server.answered += 1
+    self.wfile.write(data)
+
+  def log_message(self, *arguments):
+    pass
+
+
+def test_after_kill_9_of_the_launcher_what_was_paid_is_booked(tmp_path, behind_endpoints):
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    server.answered, server.lock = 0, threading.Lock()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    flags = [f"--config.task.path={behind_endpoints['task']['path']}", "--config.task.sizes.valid=150"]
+    for part in ("model", "critic", "optimizer"):
+      flags += [f"--config.engines.{part}.name=m"]
+      flags += [f"--config.engines.{part}.base_url=http://127.0.0.1:{server.server_port}/v1"]
+    flags += ["--config.task.sizes.train=50", "--config.task.sizes.test=50"]
+    process = launch(tmp_path / "run", *flags, variant=":bbh")
+    while server.answered < 60 and process.poll() is None:  # before the first step has ended
+      time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    time.sleep(0.2)  # for requests that were on their way
+    server.shutdown()
+  account = tg.Account()
+  account.keep(tg.EngineCache(str(tmp_path / "run" / "answers.sqlite")))
+  assert server.answered >= 60
+  assert server.answered - 8 <= account.calls <= server.answered  # 8 at once: each may have been on its way
+  assert account.tokens == 14 * account.calls
 
 
 def test_the_launcher_says_that_the_budget_ended_the_run(tmp_path):
