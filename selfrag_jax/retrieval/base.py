@@ -108,6 +108,10 @@ class BaseRetriever(abc.ABC):
     """Add documents and return how many. Raises ValueError for an id that is taken; nothing is added then."""
     new: dict[str, Document] = {}
     for document in documents:
+      if not isinstance(document, Document):
+        raise ValueError(
+          f"{document!r} is no Document; Document(content=...) makes one of a text, from_dict of a record"
+        )
       if document.id in self._documents or document.id in new:
         raise ValueError(f"the id {document.id!r} is taken; upsert_documents replaces it, or give this one another id")
       new[document.id] = dataclasses.replace(document, score=None, components=())
@@ -208,10 +212,10 @@ class BaseRetriever(abc.ABC):
       part._documents = {id: part._documents[id] for id in first._documents}
     self._documents = dict(first._documents)
 
-  def _check_functions(self) -> None:
-    """Raise ValueError if what was read was made with functions that were not given again, or with other ones."""
+  def _check_encoders(self, replaced: bool) -> None:
+    """Raise ValueError if a function that made what was read is missing, or if it or what is `replaced` is another."""
     for part in self.parts:
-      part._check_functions()
+      part._check_encoders(replaced)
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> None:
     """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new.
@@ -235,28 +239,34 @@ def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
   were made by a function that is not given, or by another one; FolderError for one that is damaged or newer than this
   version.
   """
-  retriever = read_folder(folder, **settings)
-  retriever._check_functions()
+  retriever, kept = _read_folder(folder, settings)
+  # vectors may be searched otherwise; what makes a query's vector must be what made them
+  retriever._check_encoders(bool(settings.keys() - {"backend"}) and retriever.settings != kept)
   return retriever
 
 
-def read_folder(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
+def read_folder(folder: str | os.PathLike) -> BaseRetriever:
   """Do what `load` does, but without the functions that a retriever needs to be searched."""
+  return _read_folder(folder, {})[0]
+
+
+def _read_folder(folder: str | os.PathLike, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[str, Any]]:
+  """Return the retriever that a folder holds, and the settings that it keeps."""
   while True:
     before = version(folder)
     try:
-      retriever = _load(verified(folder), settings)
+      retriever, kept = _load(verified(folder), settings)
     except Exception:
       if version(folder) == before:
         raise
     else:
       if version(folder) == before:
         retriever._read[Path(folder).resolve()] = before
-        return retriever
+        return retriever, kept
     # another process has published, and taken away what was being read: read what there is now
 
 
-def _load(files: Path, settings: dict[str, Any]) -> BaseRetriever:
+def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[str, Any]]:
   kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
   retriever = create(kept["type"], **{**kept["settings"], **settings})
   if len(retriever):
@@ -264,7 +274,7 @@ def _load(files: Path, settings: dict[str, Any]) -> BaseRetriever:
   retriever.build = kept["build"]
   retriever._documents = {document.id: document for document in read_documents(files)}
   retriever._load(files)
-  return retriever
+  return retriever, kept["settings"]
 
 
 def whole(value: Any, name: str) -> int:

@@ -108,6 +108,8 @@ class DenseRetriever(BaseRetriever):
     """
     super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
     make_backend(backend)  # refuse an unknown one now
+    if encoder is not None and not callable(encoder):
+      raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
     self._given, self._table, self._constants = encoder, None, {}
 
   @property
@@ -190,13 +192,13 @@ class DenseRetriever(BaseRetriever):
     far = np.linalg.norm(rows - kept, axis=1) > SAME * lengths
     return [documents[i].id for i in chosen[far]]
 
-  def _check_functions(self) -> None:
-    if self.settings["model_name"] != FUNCTION:
+  def _check_encoders(self, replaced: bool) -> None:
+    if self.settings["model_name"] != FUNCTION and not replaced:
       return
     _ = self.encoder  # raises if it is missing
     if others := self.changed():
       raise ValueError(
-        f"the function that is given as encoder is not the one that made these vectors: it embeds {len(others)} of "
+        f"the encoder that is given is not the one that made these vectors: it embeds {len(others)} of "
         f"{min(PROBED, len(self))} documents otherwise, such as {others[0]!r}; give that one, or build it again"
       )
 

@@ -58,6 +58,8 @@ class HybridRetriever(BaseRetriever):
 
     Raises ValueError for fewer than two, retrievers that hold different documents, and what does not fit.
     """
+    if isinstance(retrievers, str) or not all(isinstance(r, (str, BaseRetriever)) for r in retrievers):
+      raise ValueError(f"retrievers are {retrievers!r}; give a list of retrievers or names")
     given = settings or [{}] * len(retrievers)
     if len(given) != len(retrievers):
       raise ValueError(f"{len(retrievers)} retrievers and {len(given)} settings: give one for each")

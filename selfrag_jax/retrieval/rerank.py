@@ -153,8 +153,8 @@ class RerankRetriever(BaseRetriever):
       found.scores.append([total[i] for i in order])
     return found
 
-  def _check_functions(self) -> None:
-    super()._check_functions()
+  def _check_encoders(self, replaced: bool) -> None:
+    super()._check_encoders(replaced)
     if self.settings["reranker"] == FUNCTION:
       _ = self.reranker  # raises if it is missing
 

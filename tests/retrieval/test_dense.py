@@ -123,6 +123,8 @@ def test_the_store_of_a_function_opens_with_that_function_alone(tmp_path, pair):
     load(tmp_path)
   with pytest.raises(ValueError, match="is not the one that made these vectors"):
     load(tmp_path, encoder=other)
+  with pytest.raises(ValueError, match=r"encoder that is given|expected \(16, 12\)"):
+    load(tmp_path, model_name="token-bag")
   again = load(tmp_path, encoder=function)
   [found] = again.retrieve("text number7", 1)
   assert found.id == "d7"
@@ -138,6 +140,20 @@ def test_a_folder_does_not_say_that_the_default_model_made_the_vectors_of_a_func
   retriever.save(tmp_path)
   kept = json.loads((tmp_path / "data-1" / "retriever.json").read_text())
   assert kept["settings"]["model_name"] == "function"
+
+
+def test_the_store_of_a_name_opens_with_a_function_that_does_the_same(tmp_path):
+  retriever = DenseRetriever("token-bag", backend="numpy")
+  retriever.add_documents(TEXTS)
+  retriever.save(tmp_path)
+  with pytest.raises(ValueError, match="expected"):
+    load(tmp_path, encoder=hashed)
+  with pytest.raises(ValueError, match="is not the one that made these vectors"):
+    load(tmp_path, encoder=lambda texts: np.ones((len(texts), 256)))
+  assert len(load(tmp_path, encoder=TokenBagEncoder())) == 40
+  assert load(tmp_path, backend="exact").settings["backend"] == "exact"
+  with pytest.raises(ValueError, match="encoder is 'token-bag'; give a function"):
+    load(tmp_path, encoder="token-bag")
 
 
 def test_an_empty_store_of_a_function_asks_for_it_too(tmp_path):

@@ -70,6 +70,8 @@ def test_what_cannot_be_fused_is_refused():
   for parts, options, message in (
     ([SimpleRetriever()], {}, "two retrievers or more"),
     ([full, full], {}, "each once"),
+    ("bm25", {}, "give a list of retrievers or names"),
+    ([full, 3], {}, "give a list of retrievers or names"),
     (["simple", "bm25"], {"settings": [{}]}, "2 retrievers and 1 settings"),
     (["simple", "bm25"], {"rrf_k": -1}, "rrf_k = -1"),
     (["simple", "bm25"], {"rrf_k": "60"}, "rrf_k = '60'"),

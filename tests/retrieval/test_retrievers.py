@@ -229,6 +229,13 @@ def test_a_number_of_documents_is_a_whole_one(retriever, top_k):
     retriever.retrieve("zebra", top_k)
 
 
+@pytest.mark.parametrize("given", [{"id": "x"}, "a text", None])
+def test_what_is_no_document_is_not_added(retriever, given):
+  with pytest.raises(ValueError, match="is no Document"):
+    retriever.add_documents([Document("new", content="x"), given])
+  assert "new" not in retriever
+
+
 def test_more_than_there_are_is_all_there_are(retriever):
   everything = retriever.retrieve("the zebra of the marsh", len(retriever))
   assert retriever.retrieve("the zebra of the marsh", 10**9) == everything
