@@ -48,7 +48,8 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
   if fcntl is None or not is_local(path):
     yield
     return
-  owner = os.getpid()
+  # by local names: where a store is not closed, this ends with the interpreter, when the modules have gone
+  getpid, flock, unlock, owner = os.getpid, fcntl.flock, fcntl.LOCK_UN, os.getpid()
   with open(epath.Path(path) / ".lock", "a+", errors="replace", opener=_no_link) as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,8 +62,8 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
     try:
       yield
     finally:
-      if os.getpid() == owner:  # a fork has the same lock: it neither gives it back nor keeps it for longer
-        fcntl.flock(lock, fcntl.LOCK_UN)
+      if getpid() == owner:  # a fork has the same lock: it neither gives it back nor keeps it for longer
+        flock(lock, unlock)
 
 
 def _no_link(path: str, flags: int) -> int:

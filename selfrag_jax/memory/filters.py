@@ -24,7 +24,7 @@ Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 ORDERS = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
 OPERATORS = (*ORDERS, "$in", "$contains")
 WRITTEN = {">=": "$gte", "<=": "$lte", ">": "$gt", "<": "$lt", "~": "$contains", "=": "$in"}
-CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<|~|=)(.*)', re.S)
+CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<|~|=)(?![=<>~])(.*)', re.S)
 
 
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
@@ -82,7 +82,8 @@ def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
     found = CONDITION.fullmatch(condition)
     if found is None:
       raise ValueError(
-        f"--where {condition}: write NAME=VALUE, or >= > <= < and ~ (contains) in its place, in quotes for the shell"
+        f"--where {condition}: write NAME=VALUE, or >= > <= < and ~ (contains) in its place, in quotes for the shell; "
+        "a value that begins with one of these stands in double quotes"
       )
     name, sign, text = found[1], WRITTEN[found[2]], found[3].strip()
     if name.startswith('"'):
@@ -106,6 +107,8 @@ def _conditions(name: str, wanted: Any) -> list[tuple[str, Any]]:
   signs = [key for key in wanted if str(key).startswith("$")] if isinstance(wanted, Mapping) else []
   if str(name).startswith("$"):
     raise ValueError(f"{name!r} is not the name of a value; what it would combine, write as a function of the metadata")
+  if isinstance(wanted, Mapping) and (bare := [key for key in wanted if f"${key}" in OPERATORS]):
+    raise ValueError(f"the filter on {name!r} has {bare[0]!r}; did you mean '${bare[0]}'?")
   if not signs:
     options = _plain(wanted)
     return [("$in", [_plain(o) for o in options] if isinstance(options, (list, tuple, set, frozenset)) else [options])]

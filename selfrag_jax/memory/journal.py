@@ -184,7 +184,7 @@ class Journal:
     """Refuse to begin a store over the remains of one; those of a first snapshot that was cut short hold nothing."""
     for path in self.folder.iterdir():
       match = _OURS.fullmatch(path.name)
-      if match and (match[2] != "1" or (match[1] == "log" and path.stat().length)):
+      if match and not match[4] and (match[2] != "1" or _holds_rows(path)):
         raise StoreError(f"{path} belongs to a store whose {MANIFEST} is missing; restore it, or use another folder")
 
   def _begin(self, generation: int) -> io.FileIO:
@@ -227,6 +227,17 @@ class Journal:
       arrays = {name: loaded[name] for name in loaded.files}
     records = [json.loads(line) for line in records_file.read_text(encoding="utf-8").splitlines()]
     return Snapshot(manifest["settings"], records, arrays)
+
+
+def _holds_rows(path: epath.Path) -> bool:
+  """Tell whether a file of a snapshot holds anything, be it not ours; the arrays of no rows are a file too."""
+  if path.suffix != ".npz":
+    return path.stat().length > 0
+  try:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+      return any(np.size(arrays[name]) for name in arrays.files)
+  except _NO_STORES:
+    return True
 
 
 def _name(kind: str, generation: int) -> str:

@@ -28,9 +28,9 @@ class BM25Retriever(BaseRetriever):
   """
 
   def __init__(self, k1: float = 1.5, b: float = 0.75):
-    """Raises ValueError for k1 below 0 and b outside [0, 1]."""
-    if k1 < 0 or not 0 <= b <= 1:
-      raise ValueError(f"k1 = {k1} must be at least 0, b = {b} in [0, 1]")
+    """Raises ValueError for k1 outside [0, 1000] and b outside [0, 1]."""
+    if not 0 <= k1 <= 1000 or not 0 <= b <= 1:
+      raise ValueError(f"k1 = {k1} must be in [0, 1000], b = {b} in [0, 1]")
     super().__init__(k1=k1, b=b)
     self._k1, self._b = k1, b
     self._stems: dict[str, int] = {}  # stem -> term

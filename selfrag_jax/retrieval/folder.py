@@ -36,7 +36,8 @@ class DamagedError(FolderError):
 def check_output(folder: str | os.PathLike) -> None:
   """Raise what publishing to a folder would raise, before there is anything to publish.
 
-  FolderError for a folder that holds files of somebody else: publishing takes away what it takes for old.
+  FolderError for a folder of somebody else, be there a manifest.json or not: publishing replaces that, and takes away
+  what it takes for old.
   NotADirectoryError, PermissionError where no folder can be made or written.
   """
   root = Path(folder)
@@ -45,9 +46,10 @@ def check_output(folder: str | os.PathLike) -> None:
     raise NotADirectoryError(f"{folder} cannot be a folder: {nearest} is a file or a broken link; give another one")
   if not os.access(nearest, os.W_OK | os.X_OK):
     raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
-  if not root.is_dir() or (root / MANIFEST).exists():
+  if not root.is_dir() or any(map(_is_ours, _generations(root))):
     return
-  if others := sorted(path.name for path in root.iterdir() if not OURS.fullmatch(path.name)):
+  known = {path.name for path in root.iterdir() if OURS.fullmatch(path.name)} - {MANIFEST}
+  if others := sorted({path.name for path in root.iterdir()} - known | {path.name for path in _generations(root)}):
     raise FolderError(f"{folder} is no knowledge base and holds other files, such as {others[0]}; give an empty one")
 
 
@@ -86,7 +88,7 @@ def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: boo
       raise
     known[root] = version(root)
     for old in _generations(root):
-      if old != target:
+      if old != target and _is_ours(old):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -99,7 +101,7 @@ def discard_lock(root: Path, is_new: bool) -> None:
 
 
 def _check_known(root: Path, known: dict[Path, str], folder: str | os.PathLike) -> None:
-  if version(root) == known.get(root, ""):
+  if version(root) in ("", known.get(root, "")):  # nothing is there, or what is known
     return
   if root not in known:
     raise FileExistsError(
@@ -169,6 +171,12 @@ def _read(root: Path) -> dict[str, Any]:
 
 def _generations(root: Path) -> list[Path]:
   return [path for path in root.glob("data-*") if path.name[5:].isdecimal()]
+
+
+def _is_ours(data: Path) -> bool:
+  """Tell whether a folder has the name and the files of what is published, be it whole or cut short."""
+  names = {path.name for path in data.iterdir()} if data.is_dir() else {""}
+  return not names or any(re.fullmatch(r"retriever\.json|documents-[0-9]+\.array_record", name) for name in names)
 
 
 def _make_durable(root: Path) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -255,3 +257,20 @@ def test_a_query_that_is_no_embedding_is_refused(query):
     store.search_batched(query)
   with pytest.raises(ValueError, match="min_score = nan"):
     store.search(np.ones(D), min_score=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["records-1.jsonl", "arrays-1.npz", "log-1.bin"])
+def test_a_file_of_somebody_else_that_has_the_name_of_ours_stays(name, tmp_path):
+  (tmp_path / name).write_bytes(b"precious")
+  with pytest.raises(StoreError, match="belongs to a store whose manifest"):
+    MemoryStore(4, path=str(tmp_path), backend="numpy")
+  assert (tmp_path / name).read_bytes() == b"precious"
+
+
+def test_a_store_that_is_not_closed_ends_with_its_process_without_a_word(tmp_path):
+  program = (
+    "import numpy as np\nfrom selfrag_jax.memory.store import MemoryStore\n"
+    f"store = MemoryStore(4, path={str(tmp_path / 'store')!r}, backend='numpy')\nstore.add('x', np.ones(4))\n"
+  )
+  ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+  assert ended.stderr == ""

@@ -229,3 +229,15 @@ def test_an_empty_memory_finds_nothing_by_any_name():
   assert memory.search([1, 1], where={"anything": 1}) == []
   with pytest.raises(ValueError, match="unknown operator"):
     memory.search([1, 1], where={"anything": {"$gtt": 1}})
+
+
+@pytest.mark.parametrize("condition", ["year==2020", "year=>2019", "year=<2019", "title=~x"])
+def test_a_condition_with_a_sign_too_many_is_no_text(condition):
+  with pytest.raises(ValueError, match="in double quotes"):
+    parse_where([condition])
+  assert parse_where(['title="=x"']) == {"title": {"$in": ["=x"]}}
+
+
+def test_an_operator_without_its_dollar_is_named():
+  with pytest.raises(ValueError, match=r"did you mean '\$gt'"):
+    predicate({"rank": {"gt": 1}})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -111,3 +112,31 @@ def test_where_no_folder_can_be_made_is_said_in_words(tmp_path, monkeypatch):
   with pytest.raises(PermissionError, match=r"kb cannot be written: .* is read-only for this user"):
     made("a").save(tmp_path / "kb")
   assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_with_a_manifest_of_somebody_else_stays_as_it_is(tmp_path):
+  from selfrag_jax.memory.store import MemoryStore
+  from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
+
+  (tmp_path / "a.txt").write_text("ships")
+  with MemoryStore(4, path=str(tmp_path / "memory"), backend="numpy") as store:
+    store.add("precious", [1.0, 0, 0, 0])
+  (tmp_path / "foreign" / "data-2020").mkdir(parents=True)
+  (tmp_path / "foreign" / "manifest.json").write_text('{"name": "an extension"}')
+  (tmp_path / "foreign" / "data-2020" / "results.csv").write_text("precious")
+  for name in ("memory", "foreign"):
+    with pytest.raises(FolderError, match="is no knowledge base and holds other files"):
+      prepare_knowledge_base(tmp_path / "a.txt", tmp_path / name, "bm25")
+    with pytest.raises(FolderError, match="is no knowledge base and holds other files"):
+      made("a").save(tmp_path / name, overwrite=True)
+  with MemoryStore.load(str(tmp_path / "memory"), backend="numpy") as store:
+    assert store.chunks == ["precious"]
+  assert (tmp_path / "foreign" / "data-2020" / "results.csv").read_text() == "precious"
+
+
+def test_a_folder_that_is_gone_is_made_again(tmp_path):
+  retriever = made("a")
+  retriever.save(tmp_path / "kb")
+  shutil.rmtree(tmp_path / "kb")
+  retriever.save(tmp_path / "kb")
+  assert ids(tmp_path / "kb") == ["a"]
