@@ -34,7 +34,8 @@ BREAKING_TAGS = {
 
 DEEPEST = 50  # levels of metadata: far from where reading or writing JSON ends in a RecursionError
 
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+# names with values, and what is indented below them; a text between two rules is no front matter
+_FRONT_MATTER = re.compile(r"\A---\n\s*[\w.-]+ ?:.*\n(?:[\w.-]+ ?:.*\n|[ \t#-].*\n|\n)*?---\n")
 _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 _BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r" ?\n ?")
 

@@ -162,3 +162,10 @@ def test_any_line_is_a_document_or_an_error_with_file_and_line(tmp_path, line):
     kept = json.loads(json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).encode())
     assert Document.from_dict(kept) == document
   assert all(re.match(rf"{re.escape(str(path))}, line [0-9]+: .", str(error)) for error in errors)
+
+
+def test_front_matter_has_names_and_a_text_between_two_rules_is_text(tmp_path):
+  (tmp_path / "rule.md").write_text("---\nThe treasure lies under the oak.\n---\nMore text.\n")
+  (tmp_path / "front.md").write_text("---\ntitle: A\ntags:\n  - x\n\n---\nThe text.\n")
+  assert "treasure" in read(tmp_path / "rule.md")[0].content
+  assert read(tmp_path / "front.md")[0].content == "The text."
