@@ -48,7 +48,7 @@ def test_what_is_no_text_is_named(tmp_path):
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [
-    ("a.txt", b"caf\xe9", r"a\.txt: .*save the file as UTF-8"),
+    ("a.txt", b"caf\xe9", r"a\.txt(, line 1)?: .*save the file as UTF-8"),
     ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", r"a\.txt is a pointer of git-lfs"),
     ("a.jsonl", b'{"text": ["a"]}', r"a\.jsonl, line 1: the field 'text'"),
     ("a.jsonl", b'{"text": "a\\ud800"}', r"a\.jsonl, line 1: .*half a surrogate pair"),
