@@ -231,8 +231,10 @@ class Journal:
 
 def _holds_rows(path: epath.Path) -> bool:
   """Tell whether a file of a snapshot holds anything, be it not ours; the arrays of no rows are a file too."""
+  if not path.stat().length:
+    return False
   if path.suffix != ".npz":
-    return path.stat().length > 0
+    return True
   try:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
       return any(np.size(arrays[name]) for name in arrays.files)

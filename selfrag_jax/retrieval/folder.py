@@ -48,8 +48,10 @@ def check_output(folder: str | os.PathLike) -> None:
     raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
   if not root.is_dir() or any(map(_is_ours, _generations(root))):
     return
-  known = {path.name for path in root.iterdir() if OURS.fullmatch(path.name)} - {MANIFEST}
-  if others := sorted({path.name for path in root.iterdir()} - known | {path.name for path in _generations(root)}):
+  # a build that was killed may leave an empty folder, which alone claims nothing
+  ours = {path.name for path in root.iterdir() if OURS.fullmatch(path.name)} - {MANIFEST}
+  foreign = {path.name for path in _generations(root) if not _is_empty(path)}
+  if others := sorted({path.name for path in root.iterdir()} - ours | foreign):
     raise FolderError(f"{folder} is no knowledge base and holds other files, such as {others[0]}; give an empty one")
 
 
@@ -88,7 +90,7 @@ def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: boo
       raise
     known[root] = version(root)
     for old in _generations(root):
-      if old != target and _is_ours(old):
+      if old != target and (_is_ours(old) or _is_empty(old)):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -175,8 +177,12 @@ def _generations(root: Path) -> list[Path]:
 
 def _is_ours(data: Path) -> bool:
   """Tell whether a folder has the name and the files of what is published, be it whole or cut short."""
-  names = {path.name for path in data.iterdir()} if data.is_dir() else {""}
-  return not names or any(re.fullmatch(r"retriever\.json|documents-[0-9]+\.array_record", name) for name in names)
+  names = (path.name for path in data.iterdir()) if data.is_dir() else ()
+  return any(re.fullmatch(r"retriever\.json|documents-[0-9]+\.array_record", name) for name in names)
+
+
+def _is_empty(data: Path) -> bool:
+  return data.is_dir() and not any(data.iterdir())
 
 
 def _make_durable(root: Path) -> None:
