@@ -195,9 +195,11 @@ def main(_: list[str]) -> None:
     writer.start()
     writer.join()
     pipes: dict[str, Connection] = {}
+    workers = []
     for name in PEERS:
       pipes[name], far = context.Pipe()
-      context.Process(target=work, args=(name, folder, far), daemon=True).start()
+      workers.append(context.Process(target=work, args=(name, folder, far), daemon=True))
+      workers[-1].start()
 
     def ask(name: str, task: str) -> float:
       pipes[name].send(task)
@@ -227,6 +229,8 @@ def main(_: list[str]) -> None:
           )
     for pipe in pipes.values():
       pipe.send(None)
+    for worker in workers:
+      worker.join()
   if not gap <= 1e-4:
     sys.exit(f"the losses differ by {gap:.1e}")
 
