@@ -190,7 +190,7 @@ class Budget(Checked):
 
 def check_lists(kinds: Any) -> None:
   """Check kinds of lists of facts: (n_facts, how many of the last are asked for, ...). Raises ValueError."""
-  if not kinds or isinstance(kinds, str):
+  if not kinds or not isinstance(kinds, tuple | list):
     raise ValueError(f"text is {kinds!r}; it must have at least one kind of lists, such as ((4,), (8, 4))")
   for kind in kinds:
     numbers = list(kind[:2]) if isinstance(kind, tuple | list) else []

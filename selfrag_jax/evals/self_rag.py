@@ -115,7 +115,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   mesh = make_mesh(config["mesh"])
   data = _make_data(config["data"])
   fields = {"vocab_size": data.tokenizer.vocab_size, **config["model"]}
-  if fields["dtype"] == "auto":
+  if fields.get("dtype") == "auto":
     fields["dtype"] = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
   model = settings(ModelConfig, fields, "model")
   rag = settings(SelfRAGConfig, config["self_rag"], "self_rag")

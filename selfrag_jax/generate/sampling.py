@@ -1,6 +1,7 @@
 """Choose the next token: greedy, temperature, top-k and top-p; and the one log-probability of a token."""
 
 import dataclasses
+import operator
 from functools import partial
 from typing import Any
 
@@ -9,18 +10,29 @@ import jax.numpy as jnp
 
 from selfrag_jax.typing import Array, PRNGKey
 
+LEAST = 1e-6
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-  """How tokens are drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 leave the distribution whole."""
+  """How tokens are drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 leave the distribution whole.
+
+  Raises ValueError for others than temperature 0 or from 1e-6, `top_k` from 0, and `top_p` from 1e-6 to 1: what is
+  closer to 0 is 0 in float32, or makes its logits infinite.
+  """
 
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
 
   def __post_init__(self):
-    if not 0 <= self.temperature < float("inf") or self.top_k < 0 or not 0 < self.top_p <= 1:
-      raise ValueError(f"need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
+    try:
+      known = self.temperature == 0 or LEAST <= self.temperature < float("inf")
+      known = known and operator.index(self.top_k) >= 0 and LEAST <= self.top_p <= 1
+    except TypeError:  # no numbers
+      known = False
+    if not known:
+      raise ValueError(f"need temperature 0 or >= {LEAST}, top_k >= 0 and {LEAST} <= top_p <= 1, got {self}")
 
 
 GREEDY = SamplingConfig(temperature=0)

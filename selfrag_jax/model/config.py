@@ -72,6 +72,8 @@ class ModelConfig:
     for field in dataclasses.fields(self):
       if problem := unfit(field.name, value := getattr(self, field.name)):
         raise ValueError(f"{field.name} is {reprlib.repr(value)}; it must be {problem}")
+    if "float64" in (self.dtype, self.param_dtype):
+      _require_float64()
     blocks = parse_block_pattern(self.block_pattern, self.n_layers)
     set_("block_pattern", blocks)
     if self.head_dim is None:
@@ -161,6 +163,14 @@ def unfit(name: str, value: Any) -> str | None:
   if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and low <= value <= high:
     return None
   return f"a number from {low} to {high}"
+
+
+def _require_float64() -> None:
+  """Raise ValueError where JAX would compute in float32 instead, after a warning."""
+  import jax  # a description needs it for nothing else
+
+  if not jax.config.jax_enable_x64:
+    raise ValueError("a dtype is float64, which JAX has switched off: set JAX_ENABLE_X64=1, or take float32")
 
 
 def unfit_size(value: Any, limit: int = MAX_SIZE) -> str | None:

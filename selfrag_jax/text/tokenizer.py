@@ -5,11 +5,12 @@
 cannot speak as the system.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -137,6 +138,10 @@ class BPETokenizer:
     control_ids = set(control.values())
     hidden = {piece for piece, i in vocab.items() if i in control_ids}
     pieces = {piece: i for piece, i in vocab.items() if piece not in hidden}
+    by_id = {i: piece for piece, i in pieces.items()}
+    if len(by_id) < len(pieces):
+      piece, i = next((piece, i) for piece, i in pieces.items() if by_id[i] != piece)
+      raise ValueError(f"the id {i} is that of {piece!r} and of {by_id[i]!r}")
     first_byte = base_size + len(appended)
     missing = sorted(set(ByteLevel.alphabet()) - pieces.keys())
     pieces.update({byte: first_byte + i for i, byte in enumerate(missing)})
@@ -155,10 +160,8 @@ class BPETokenizer:
         "merges": [[a, b] for a, b in merges if hidden.isdisjoint((a, b, a + b))],
       },
     }
-    try:
+    with _rust_errors():
       self._rust = RustTokenizer.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises nothing narrower
-      raise ValueError(f"the tokenizer cannot be run: {error}") from None
     self.vocab_size = first_byte + len(missing)
     self.fingerprint = fingerprint(self.name, definition, self.special)
 
@@ -181,7 +184,7 @@ class BPETokenizer:
     config = path.parent / "tokenizer_config.json"
     if config.exists():
       decoder = _object(config, read_json_object(config, "settings of a tokenizer"), "added_tokens_decoder")
-      if wrong := [i for i, token in decoder.items() if not i.isdecimal() or not isinstance(token, dict)]:
+      if wrong := [i for i, token in decoder.items() if not _is_id(i) or not isinstance(token, dict)]:
         raise ValueError(f"{config}: added_tokens_decoder has {reprlib.repr(wrong[0])}; expected ids with objects")
       control |= _added_tokens(config, [{**token, "id": int(i)} for i, token in decoder.items()])
     vocab, merges = _object(path, model, "vocab"), model.get("merges")
@@ -220,12 +223,27 @@ class BPETokenizer:
     )
 
   def encode(self, text: str) -> list[int]:
-    """Encode text; the ids of the base tokenizer, where the text spells none of its added tokens."""
-    return self._rust.encode(well_formed(text), add_special_tokens=False).ids
+    """Encode text; the ids of the base tokenizer, where the text spells none of its added tokens.
+
+    Raises ValueError for a text that its definition cannot split: a pattern that tries for too long, say.
+    """
+    with _rust_errors():
+      return self._rust.encode(well_formed(text), add_special_tokens=False).ids
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
     return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._rust.decode)
+
+
+@contextlib.contextmanager
+def _rust_errors() -> Iterator[None]:
+  """Make ValueErrors of what the library `tokenizers` raises: a bare Exception, or a panic, which is not even that."""
+  try:
+    yield
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise ValueError(f"the tokenizer cannot be run: {error}") from None
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
@@ -242,6 +260,10 @@ def _object(path: epath.Path, source: Mapping[str, Any], key: str) -> dict[str, 
   if value is not None and not isinstance(value, dict):
     raise ValueError(f"{path}: {key} is {reprlib.repr(value)}; an object is expected")
   return value or {}
+
+
+def _is_id(text: str) -> bool:
+  return text.isdecimal() and len(text) < 20  # Python refuses to read longer ones
 
 
 def _added_tokens(path: epath.Path, tokens: Any) -> dict[str, int]:

@@ -312,7 +312,13 @@ def _set_aside(folder: epath.Path) -> None:
 
 
 def _delete(folder: epath.Path) -> None:
-  """Delete a step: the manifest first, so that a kill leaves no half of one, and last what tells that it is ours."""
+  """Delete a step: the manifest first, so that a kill leaves no half of one, and last what tells that it is ours.
+
+  Of a link only the link: a folder elsewhere that somebody has moved the step to is theirs.
+  """
+  if files.is_local(folder) and os.path.islink(folder):
+    os.unlink(folder)
+    return
   (folder / MANIFEST).unlink(missing_ok=True)
   for path in folder.iterdir():
     if path.is_dir():

@@ -1,5 +1,6 @@
 """The training loop, the only one: restore, step, read the metrics of the step before, do the periodic work."""
 
+import json
 import math
 import signal
 import sys
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from selfrag_jax.train.checkpoint import Checkpointer
+from selfrag_jax.train.checkpoint import Checkpointer, read_metadata
 from selfrag_jax.train.settings import LoopConfig
 from selfrag_jax.train.state import TrainState
 from selfrag_jax.train.telemetry import Telemetry
@@ -63,6 +64,7 @@ class StopSignal:
 
   def __init__(self):
     self.requested: int | None = None
+    self._reached = False  # several hosts have agreed on a step
     # with several hosts JAX's own handler must stay: it makes them agree on the step
     self._handles = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
 
@@ -86,8 +88,12 @@ class StopSignal:
   def at(self, step: int) -> bool:
     """Tell whether to stop after this step; all hosts get the same answer."""
     if jax.process_count() > 1:
-      return multihost_utils.reached_preemption_sync_point(step)
-    return self.requested is not None
+      self._reached = multihost_utils.reached_preemption_sync_point(step)
+    return self.noted
+
+  @property
+  def noted(self) -> bool:
+    return self._reached or self.requested is not None
 
 
 def checkpoints(workdir: epath.PathLike, phase: str) -> epath.Path:
@@ -101,44 +107,60 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   Raises Preempted after SIGTERM and KeyboardInterrupt after Ctrl-C, both with the state saved, NonFiniteLossError with
   the number of the step, and ValueError for checkpoints that this config cannot continue.
   """
-  due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
   folder = checkpoints(workdir, phase.name)
-  saver = Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric)
-  with saver, StopSignal() as stop:
-    restored = saver.restore(phase.abstract_state())
-    if restored:
-      _check_resumed(phase, restored.metadata, metadata, int(restored.state.step), folder)
-    state: TrainState = restored.state if restored else phase.initial_state()
-    start = int(state.step)
-    if start == phase.total_steps:
-      return state
-    telemetry = Telemetry(
-      workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
-    )
-    with telemetry:
-      pending: tuple[int, Mapping[str, Any]] | None = None
-      for step, batch in enumerate(phase.batches(start), start + 1):
-        state, metrics = phase.step(state, batch)
-        _log(telemetry, pending)
-        pending = (step, metrics)
-        stopping = stop.at(step)
-        evaluating = due(step, config.eval_every)
-        if stopping or evaluating or due(step, config.checkpoint_every):
-          _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
-          pending = None
-          _require_finite(state, step)  # what this update has made shows in the loss of the next step only
-          # when stopping too: the resumed run will not come by here
-          scores = phase.evaluate(state) if evaluating else {}
-          if scores:
-            telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
-          saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
-        if stopping:
-          saver.wait()
-          if stop.requested == signal.SIGINT:
-            raise KeyboardInterrupt(f"stopped; step {step} of phase {phase.name} is saved, run the same again to go on")
-          raise Preempted(config.preempted_exit_code)
-        if step == phase.total_steps:
-          return state
+  with StopSignal() as stop:
+    with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
+      state = _steps(phase, workdir, config, metadata, saver, stop)
+    # here, when all is saved: the signal may also have come during the last evaluation, or before the first step
+    if stop.requested == signal.SIGINT:
+      said = f"stopped; step {int(state.step)} of phase {phase.name} is saved, run the same again to go on"
+      raise KeyboardInterrupt(said)
+    if stop.noted:
+      raise Preempted(config.preempted_exit_code)
+  return state
+
+
+def _steps(
+  phase: Phase,
+  workdir: epath.PathLike,
+  config: LoopConfig,
+  metadata: Mapping[str, Any],
+  saver: Checkpointer,
+  stop: StopSignal,
+) -> TrainState:
+  """Take the steps that are left, or those until `stop`; the state that is returned has been handed to `saver`."""
+  due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
+  restored = saver.restore(phase.abstract_state())
+  if restored:
+    folder = checkpoints(workdir, phase.name)
+    _check_resumed(phase, restored.metadata, metadata, int(restored.state.step), folder)
+  state: TrainState = restored.state if restored else phase.initial_state()
+  start = int(state.step)
+  if start == phase.total_steps:
+    return state
+  _check_followers(phase, epath.Path(workdir) / "checkpoints")
+  telemetry = Telemetry(
+    workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
+  )
+  with telemetry:
+    pending: tuple[int, Mapping[str, Any]] | None = None
+    for step, batch in enumerate(phase.batches(start), start + 1):
+      state, metrics = phase.step(state, batch)
+      _log(telemetry, pending)
+      pending = (step, metrics)
+      stopping = stop.at(step)
+      evaluating = due(step, config.eval_every)
+      if stopping or evaluating or due(step, config.checkpoint_every):
+        _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
+        pending = None
+        _require_finite(state, step)  # what this update has made shows in the loss of the next step only
+        # when stopping too: the resumed run will not come by here
+        scores = phase.evaluate(state) if evaluating else {}
+        if scores:
+          telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
+        saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
+      if stopping or step == phase.total_steps:
+        return state
   raise RuntimeError(f"phase {phase.name} ran out of data before step {phase.total_steps}")
 
 
@@ -165,10 +187,21 @@ def _check_resumed(
     )
   if jax.process_index() == 0:
     print(f"{phase.name}: continues after step {step} of {phase.total_steps}", file=sys.stderr, flush=True)
-    old, new = (dict(_flat(metadata.get("config", {}))) for metadata in (before, now))
+    old, new = (dict(_flat(json.loads(json.dumps(metadata.get("config", {}))))) for metadata in (before, now))
     for key in sorted(old.keys() | new.keys()):
       if old.get(key) != new.get(key):
         print(f"  config.{key} was {old.get(key)}, is now {new.get(key)}", file=sys.stderr, flush=True)
+
+
+def _check_followers(phase: Phase, folder: epath.Path) -> None:
+  """Raise ValueError if a phase began from this one when it ended at another step: that would be lost and refused."""
+  for other in folder.iterdir():
+    origin = (read_metadata(other) or {}).get("origin") or {}
+    if origin.get("phase") == phase.name and "workdir" not in origin and origin.get("steps") != phase.total_steps:
+      raise ValueError(
+        f"{other} began where {phase.name} was at step {origin.get('steps')}, config.{phase.name}.steps is "
+        f"{phase.total_steps}: use another workdir, or as many steps as before"
+      )
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -176,7 +209,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     if isinstance(value, Mapping):
       yield from _flat(value, f"{prefix}{name}.")
     else:
-      yield prefix + name, list(value) if isinstance(value, tuple) else value  # JSON has no tuples
+      yield prefix + name, value
 
 
 def _require_finite(state: TrainState, step: int) -> None:

@@ -243,7 +243,7 @@ def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[
     section = config[name]
     if isinstance(kind, Mapping):
       chosen = section.get("name") if isinstance(section, Mapping) else None
-      if chosen not in kind:
+      if not isinstance(chosen, str) or chosen not in kind:
         raise ValueError(f"config.{name}.name is {chosen!r}; one of {', '.join(kind)}")
       kind = kind[chosen]
     if dataclasses.is_dataclass(kind):

@@ -1,6 +1,7 @@
 """What a run tells while it trains: `metrics.jsonl`, TensorBoard scalars and a line on the terminal."""
 
 import collections
+import contextlib
 import datetime
 import json
 import math
@@ -16,6 +17,7 @@ from etils import epath
 from selfrag_jax.files import read_lines, write_bytes_atomic
 
 LONGEST = 1e12  # seconds; a longer time is a mistake
+_FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file: it is written anew in object storage
 _WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
 
 
@@ -54,23 +56,18 @@ class Telemetry:
     self._writes = jax.process_index() == 0
     if not self._writes:
       return
-    from tensorboardX import SummaryWriter  # imports slowly; only runs that write need it
-
-    folder = epath.Path(workdir)
+    self._workdir = folder = epath.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     self._started -= seconds_spent(folder)
     _drop_rows_after(folder / "metrics.jsonl", phase, start_step)
     self._file = (folder / "metrics.jsonl").open("a")
-    # TensorBoard forgets what the killed run logged from purge_step on; without the suffix, a restart within one second
-    # would overwrite that run's event file
-    self._tensorboard = SummaryWriter(
-      str(folder / "tensorboard" / phase), purge_step=start_step and start_step + 1, filename_suffix=f".{start_step}"
-    )
+    self._events = _Events(folder / "tensorboard" / phase, start_step)
 
   def log(self, step: int, metrics: Mapping[str, float]) -> None:
     """Write one row. `metrics["tokens"]`, if given, counts the tokens since the previous call and yields tokens/s.
 
-    NaN and infinity become null in the file, as JSON has no word for them; the terminal line keeps the word.
+    NaN and infinity become null in the file, as JSON has no word for them; the terminal line keeps the word. Raises
+    OSError, with the folder, where a file cannot be written.
     """
     if not self._writes:
       return
@@ -82,10 +79,15 @@ class Telemetry:
     row = {"phase": self._phase, "step": step} | values | {"seconds": now - self._started}
     if "tokens" in values:
       row["tokens_per_second"] = tokens_per_second
-    self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
-    self._file.flush()
-    for name, value in values.items():
-      self._tensorboard.add_scalar(name, value, step)
+    try:
+      self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
+      self._file.flush()
+      self._events.add(step, values)
+    except OSError as error:
+      raise OSError(
+        f"the metrics of step {step} cannot be written to {self._workdir}: {error}. Checkpoints there are intact; "
+        "if the disk is full or read-only, mend that, then start the run again"
+      ) from error
     if (self._log_every and step % self._log_every == 0) or step == self._total_steps:
       shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
       if "tokens" in values and math.isfinite(tokens_per_second):
@@ -105,14 +107,47 @@ class Telemetry:
   def close(self) -> None:
     """Flush and close the files."""
     if self._writes:
-      self._file.close()
-      self._tensorboard.close()
+      with self._file:
+        self._events.close()
 
   def __enter__(self) -> "Telemetry":
     return self
 
-  def __exit__(self, *_) -> None:
-    self.close()
+  def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    # what could not be written once cannot be flushed either: the first error has the reason
+    with contextlib.suppress(*(OSError,) if kind else ()):
+      self.close()
+
+
+class _Events:
+  """Scalars for TensorBoard, written by the thread that calls.
+
+  `SummaryWriter` has one of its own, which a full disk ends; whoever logs then waits for it forever.
+  """
+
+  def __init__(self, folder: epath.Path, start_step: int):
+    from tensorboardX.event_file_writer import EventsWriter  # imports slowly; only runs that write need it
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # without the suffix, a restart within one second would overwrite the killed run's file
+    self._writer, self._flushed = EventsWriter(str(folder / "events"), f".{start_step}"), -math.inf
+    # TensorBoard forgets what a killed run logged from this step on
+    start = SessionLog(status=SessionLog.START)
+    self._writer.write_event(Event(wall_time=time.time(), step=start_step and start_step + 1, session_log=start))
+
+  def add(self, step: int, values: Mapping[str, float]) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
+
+    for name, value in values.items():
+      self._writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+    if (now := time.monotonic()) >= self._flushed + _FLUSH_EVERY:
+      self._writer.flush()
+      self._flushed = now
+
+  def close(self) -> None:
+    self._writer.close()
 
 
 def seconds_spent(workdir: epath.PathLike) -> float:

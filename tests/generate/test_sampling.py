@@ -45,10 +45,25 @@ def test_log_probs_are_those_of_the_softmax():
   np.testing.assert_allclose(token_log_probs(LOGITS[:5], jnp.arange(5), temperature=0.5), np.log(squared), rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])
+WRONG = [
+  *({"temperature": value} for value in (-1, float("nan"), float("inf"), 1e-40, 1e-7, "1", None)),
+  *({"top_k": value} for value in (-1, 2.5, "3", None)),
+  *({"top_p": value} for value in (0.0, 1.1, -1, float("nan"), 1e-46, "1", None)),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_impossible_options_are_refused(wrong):
-  with pytest.raises(ValueError, match="temperature >= 0"):
+  with pytest.raises(ValueError, match="need temperature 0 or"):
     SamplingConfig(**wrong)
+
+
+@pytest.mark.parametrize("least", [{"temperature": 1e-6}, {"top_p": 1e-6}])
+@pytest.mark.parametrize("size", [1.0, 1e30])
+def test_the_least_options_give_the_likeliest_token_and_its_finite_probability(least, size):
+  logits, config = jnp.asarray([[-2.0, 1.0, 0.5]]) * size, SamplingConfig(**least)
+  assert [int(sample(jax.random.key(seed), logits, config)[0]) for seed in range(5)] == [1] * 5
+  np.testing.assert_allclose(token_log_probs(logits, jnp.asarray([1]), 1e-6), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

@@ -67,8 +67,8 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
     (["--model=FOLDER", "--memory=configs"], "manifest.json is missing: the folder holds no store"),
     (["--model=FOLDER", "--memory=README.md"], "README.md is a file or lies below one; a store is a folder"),
     (["--model=FOLDER", "--top_k=0"], "error: flag --top_k=0: 0 is not a positive integer"),
-    (["--model=FOLDER", "--top_p=nan"], "error: need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got"),
-    (["--model=FOLDER", "--temperature=nan"], "error: need temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got"),
+    (["--model=FOLDER", "--top_p=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
+    (["--model=FOLDER", "--temperature=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
     (["--model=FOLDER", "--prompt=\udcff"], r"'\udcff' is no text in UTF-8"),
   ],
 )

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,14 @@ JSON = st.recursive(
 def test_a_value_that_no_model_has_is_named_when_the_config_is_made(field, value):
   with pytest.raises(ValueError, match=rf"^(block_pattern|vocab_size .*d_model|{field}) "):
     ModelConfig(**{"vocab_size": 61, "d_model": 32, "n_layers": 2, "n_heads": 4, field: value})
+
+
+@pytest.mark.parametrize("field", ["dtype", "param_dtype"])
+def test_float64_is_not_float32_by_another_name(field):
+  with pytest.raises(ValueError, match="float64, which JAX has switched off: set JAX_ENABLE_X64=1"):
+    ModelConfig(61, **{field: "float64"})
+  with jax.enable_x64():
+    assert getattr(ModelConfig(61, **{field: "float64"}), field) == "float64"
 
 
 @pytest.mark.parametrize("pattern", ["T*1000000000", "T*99999999999999999999", "M*²", 7, [["T"], "T"], {"T": 1}])

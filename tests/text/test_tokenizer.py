@@ -251,6 +251,9 @@ def definition(folder):
   return json.loads((folder / "tokenizer.json").read_text())
 
 
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
 @pytest.mark.parametrize(
   ("change", "message"),
   [
@@ -265,6 +268,7 @@ def definition(folder):
     ({"vocab": {"a": 0, "b": 1.5}}, "the id of 'b' in vocab is 1.5, no whole number"),
     ({"vocab": {"a": 0, "b": None}}, "the id of 'b' in vocab is None, no whole number"),
     ({"vocab": {"a": 10**9}}, "ids up to 1000000000 for"),
+    ({"vocab": {**dict(zip(ALPHABET, range(256), strict=True)), "th": 70}}, "the id 70 is that of '.' and of 'th'"),
     ({"merges": {"a": "b"}}, "merges is .*; a list of pairs is expected"),
     ({"merges": ["a b c"]}, "the merge 'a b c' is no pair"),
     ({"merges": [["a", 3]]}, "the merge .* is no pair"),
@@ -279,12 +283,42 @@ def test_a_tokenizer_file_that_is_none_is_named(bpe_folder, tmp_path, change, me
     BPETokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("added", [[1], {"x": {"content": "a"}}, {"500": "a"}, {"500": {}}, {"500": {"content": 3}}])
+ADDED = [[1], {"x": {"content": "a"}}, {"500": "a"}, {"500": {}}, {"500": {"content": 3}}, {"9" * 5000: {}}]
+
+
+@pytest.mark.parametrize("added", ADDED, ids=range(len(ADDED)))
 def test_a_tokenizer_config_of_the_wrong_kind_is_named(bpe_folder, tmp_path, added):
   (tmp_path / "tokenizer.json").write_text((bpe_folder / "tokenizer.json").read_text())
   (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
   with pytest.raises(ValueError, match=r"tokenizer_config\.json: added.tokens"):
     BPETokenizer.from_folder(tmp_path)
+
+
+PANICS = [  # in the library `tokenizers`: when the file is read, or when a text is
+  {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+  {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+  {"model": {"continuing_subword_prefix": "##"}},
+]
+
+
+@pytest.mark.parametrize("change", PANICS, ids=["precompiled", "replace", "prefix"])
+def test_a_panic_of_the_library_is_an_error_that_says_what_cannot_be_run(bpe_folder, tmp_path, change):
+  found = definition(bpe_folder)
+  change = {"model": found["model"] | change["model"]} if "model" in change else change
+  (tmp_path / "tokenizer.json").write_text(json.dumps(found | change))
+  with pytest.raises(ValueError, match="the tokenizer cannot be run"):
+    BPETokenizer.from_folder(tmp_path).encode("the where there")
+
+
+def test_a_pattern_that_tries_for_too_long_is_an_error(bpe_folder, tmp_path):
+  found = definition(bpe_folder)
+  split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+  found["pre_tokenizer"]["pretokenizers"].insert(0, split)
+  (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+  bpe = BPETokenizer.from_folder(tmp_path)
+  assert bpe.decode(bpe.encode("aaa")) == "aaa"
+  with pytest.raises(ValueError, match=r"the tokenizer cannot be run: .*retry-limit"):
+    bpe.encode("a" * 40 + "b")
 
 
 JSON = st.recursive(

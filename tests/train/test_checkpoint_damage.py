@@ -151,6 +151,20 @@ def test_what_only_has_the_name_of_a_step_is_kept(directory, step, kind, when):
   assert [path.read_text() for path in directory.rglob("*") if path.is_file() and path.read_bytes() == b"mine"]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_of_a_step_that_is_a_link_only_the_link_is_deleted(directory, tmp_path, committed):
+  (directory / "20").rename(tmp_path / "moved")
+  (directory / "20").symlink_to(tmp_path / "moved")
+  if not committed:
+    (tmp_path / "moved" / "manifest.json").unlink()
+  before = {path: path.read_bytes() for path in (tmp_path / "moved").rglob("*") if path.is_file()}
+  with Checkpointer(directory, keep_latest=1) as checkpointer:
+    assert checkpointer.restore(state(0)).step == (20 if committed else 10)
+    checkpointer.save(30, state(30), metadata={"position": 30})
+  assert [path.name for path in directory.iterdir()] == ["30"]
+  assert {path: path.read_bytes() for path in (tmp_path / "moved").rglob("*") if path.is_file()} == before
+
+
 def test_a_step_that_was_copied_to_another_number_is_not_restored_as_that(directory, caplog):
   shutil.copytree(directory / "20", directory / "25")
   assert read_metadata(directory) == {"position": 20}

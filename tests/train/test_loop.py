@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import signal
 
 import jax
@@ -125,6 +126,30 @@ def test_sigterm_saves_at_the_step_and_ends_with_the_code(tmp_path, uninterrupte
   assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
 
 
+# 4 and 8 are evaluations on the way, at 12 the phase ends; 0 comes while its checkpoint is read
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [4, 12, 0])
+def test_a_signal_that_comes_during_an_evaluation_or_a_restore_is_not_lost(tmp_path, uninterrupted, stop, number):
+  class Slow(Walk):
+    def abstract_state(self):
+      if not stop:
+        os.kill(os.getpid(), number)
+      return super().abstract_state()
+
+    def evaluate(self, state):
+      if int(state.step) == stop:
+        os.kill(os.getpid(), number)
+      return super().evaluate(state)
+
+  if not stop:
+    train(Walk(), tmp_path, config(), METADATA)
+  with pytest.raises((KeyboardInterrupt, Preempted)) as stopped:
+    train(Slow(), tmp_path, config(preempted_exit_code=75), METADATA)
+  assert stopped.type is (KeyboardInterrupt if number == signal.SIGINT else Preempted)
+  assert saved_steps(tmp_path)[-1] == min(stop + 1, STEPS) if stop else STEPS  # "after this step" is the one behind
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
 def test_ctrl_c_saves_at_the_step(tmp_path, uninterrupted, capsys):
   interrupt = lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) or metrics if step == 5 else metrics
   before = signal.getsignal(signal.SIGINT)
@@ -217,10 +242,25 @@ def test_another_model_or_origin_is_refused(tmp_path, name):
   assert saved_steps(tmp_path)[-1] == 6
 
 
+def test_a_phase_that_another_one_began_from_takes_no_step_beyond(tmp_path):
+  train(Walk(steps=6), tmp_path, config(), METADATA)
+  later, origin = Walk(steps=3), {"origin": {"phase": "walk", "steps": 6}}
+  later.name = "later"
+  train(later, tmp_path, config(), METADATA | origin)
+  longer = Walk(steps=9)
+  with pytest.raises(ValueError, match=r"later began where walk was at step 6, config\.walk\.steps is 9: use another"):
+    train(longer, tmp_path, config(), METADATA)
+  assert longer.taken == []
+  assert saved_steps(tmp_path)[-1] == 6
+  shutil.rmtree(checkpoints(tmp_path, "walk"))  # what was lost is trained again
+  train(Walk(steps=6), tmp_path, config(), METADATA)
+  train(later, tmp_path, config(), METADATA | origin)
+
+
 def test_a_resumed_run_says_what_has_changed(tmp_path, capsys):
-  train(Walk(steps=6), tmp_path, config(), {"config": {"walk": {"steps": 6, "rate": 0.1}, "mesh": (1, 1)}})
+  train(Walk(steps=6), tmp_path, config(), {"config": {"walk": {"steps": 6, "rate": 0.1}, "walks": ((1,), (1, None))}})
   assert capsys.readouterr().err.count("continues") == 0
-  train(Walk(), tmp_path, config(), {"config": {"walk": {"steps": 12, "decay": 0.5}, "mesh": (1, 1)}})
+  train(Walk(), tmp_path, config(), {"config": {"walk": {"steps": 12, "decay": 0.5}, "walks": ((1,), (1, None))}})
   said = capsys.readouterr().err.splitlines()
   assert [line.strip() for line in said if "walk" in line and "eta" not in line.lower()] == [
     "walk: continues after step 6 of 12",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from selfrag_jax.evals.sections import FactsData, TextFiles
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.settings import DocumentsConfig, LoopConfig, RLConfig, SFTConfig, read_config, settings
 
@@ -80,6 +81,19 @@ def test_what_no_type_says_is_still_a_number():
     read_config(config, {"seed": int})
   with pytest.raises(ValueError, match="the config has no 'mesh'; it needs seed, mesh"):
     read_config(config, {"seed": int, "mesh": tuple})
+
+
+@pytest.mark.parametrize("name", [[], {}, [None], None, 3, "textt"])
+def test_a_section_of_several_kinds_is_chosen_by_a_name(name):
+  with pytest.raises(ValueError, match=r"config\.data\.name is .*; one of facts, text"):
+    read_config({"data": {"name": name}}, {"data": {"facts": FactsData, "text": TextFiles}})
+
+
+@pytest.mark.parametrize("kinds", [-1, 5, 1.5, True, None, "text", {4: 4}, [], [4], [(0,)]])
+def test_lists_of_facts_that_are_none_are_named(kinds):
+  section = {"name": "facts", "variant": "kv", "n_facts": 4, "n_questions": 1, "text": kinds, "seed": 0}
+  with pytest.raises(ValueError, match=r"config\.data.*text"):
+    settings(FactsData, section, "data")
 
 
 def test_settings_cannot_be_changed():

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import sys
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -202,3 +204,30 @@ def test_only_process_0_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, "process_index", lambda: 1)
   run(tmp_path / "run", 1, 2)
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on the size of files")
+def test_a_full_disk_is_an_error_and_nothing_waits_for_it(tmp_path):
+  import resource
+
+  said = []
+
+  def log():  # beside the test, which must end also if this does not
+    try:
+      with Telemetry(tmp_path, total_steps=1000, stream=io.StringIO()) as telemetry:
+        for step in range(1, 1000):
+          telemetry.log(step, dict.fromkeys("abcdefgh", 0.5))
+    except OSError as error:
+      said.append(str(error))
+
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+  try:
+    writer = threading.Thread(target=log, daemon=True)
+    writer.start()
+    writer.join(30)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert said
+  assert f"cannot be written to {tmp_path}: [Errno 27]" in said[0]
+  assert [row["step"] for row in read_rows(tmp_path)][:3] == [1, 2, 3]  # what was written before is there
