@@ -3,7 +3,7 @@
   {"source": "atlas.md"}            equal; of a list under that name, one of its members
   {"source": ["atlas.md", "b.md"]}  one of these, as {"$in": [...]} says too
   {"year": {"$gte": 2000, "$lt": 2010}}
-  {"title": {"$contains": "harbor"}}  a part of a text, or a member of a list
+  {"title": {"$contains": "harbor"}}  a part of a text, or a member of a list; of several in a list, one
 
 Every name must fit; a record without the name does not. Numbers are compared with numbers and texts with texts, by code
 point, as ISO dates are ordered; a value of another kind does not fit, and true is no number. A function of the metadata
@@ -91,12 +91,10 @@ def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
     if sign in where.setdefault(name, {}):
       raise ValueError(f"--where {condition}: {name} is given twice with {found[2]}; one value each")
     value = _from_json(text, text)
-    if sign == "$in":
+    if sign in ("$in", "$contains"):
       value = value if isinstance(value, list) else [value]
       if text not in value and not text.startswith('"'):
         value = [*value, text]  # 2020 fits the text "2020" as well
-    elif sign == "$contains" and not isinstance(value, str):
-      value = text
     _check_operand(name, sign, value)
     where[name][sign] = value
   return where
@@ -134,8 +132,9 @@ def _holds(value: Any, sign: str, operand: Any) -> bool:
   if sign in ORDERS:
     return _kind(value) is not None and _kind(value) == _kind(operand) and ORDERS[sign](value, operand)
   if sign == "$contains":
-    inside = isinstance(value, str) and isinstance(operand, str) and operand in value
-    return inside or any(_equal(member, operand) for member in members)
+    options = operand if isinstance(operand, (list, tuple, set, frozenset)) else (operand,)
+    inside = isinstance(value, str) and any(isinstance(option, str) and option in value for option in options)
+    return inside or any(_equal(member, option) for member in members for option in options)
   return any(_equal(each, option) for each in (value, *members) for option in operand)
 
 

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from selfrag_jax.memory.filters import Where, check_where, predicate
-from selfrag_jax.retrieval.document import Document, is_utf8, read_documents, write_documents
+from selfrag_jax.retrieval.document import (
+  Document,
+  check_storable,
+  is_utf8,
+  read_documents,
+  whole_id,
+  write_documents,
+)
 from selfrag_jax.retrieval.folder import publish, verified, version
 
 SETTINGS = "retriever.json"
@@ -105,16 +112,13 @@ class BaseRetriever(abc.ABC):
     return [next(results) if query.strip() else [] for query in queries]
 
   def add_documents(self, documents: Iterable[Document]) -> int:
-    """Add documents and return how many. Raises ValueError for an id that is taken; nothing is added then."""
-    new: dict[str, Document] = {}
-    for document in documents:
-      if not isinstance(document, Document):
-        raise ValueError(
-          f"{document!r} is no Document; Document(content=...) makes one of a text, from_dict of a record"
-        )
-      if document.id in self._documents or document.id in new:
-        raise ValueError(f"the id {document.id!r} is taken; upsert_documents replaces it, or give this one another id")
-      new[document.id] = dataclasses.replace(document, score=None, components=())
+    """Add documents and return how many; all or none of them.
+
+    Raises ValueError for an id that is taken, and for metadata that no file can hold.
+    """
+    new = _by_id(documents)
+    if taken := next((id for id in new if id in self._documents), None):
+      raise ValueError(f"the id {taken!r} is taken; upsert_documents replaces it, or give this one another id")
     if new:
       self._add(list(new.values()))
       self._documents.update(new)
@@ -123,13 +127,10 @@ class BaseRetriever(abc.ABC):
   def upsert_documents(self, documents: Iterable[Document]) -> int:
     """Add documents, in place of those that have their ids, and return how many.
 
-    If that fails what was there stays. Raises ValueError for two documents of one id.
+    If that fails what was there stays. Raises ValueError for two documents of one id, and for metadata that no file can
+    hold.
     """
-    new: dict[str, Document] = {}
-    for document in documents:
-      if document.id in new:
-        raise ValueError(f"two documents have the id {document.id!r}; each needs its own")
-      new[document.id] = document
+    new = _by_id(documents)
     if old := [self._documents[id] for id in new if id in self._documents]:
       # what cannot be indexed, or embedded, shows under other ids, while the old ones are still there
       trial = [dataclasses.replace(document, id=f"{document.id} {uuid.uuid4().hex}") for document in new.values()]
@@ -145,8 +146,9 @@ class BaseRetriever(abc.ABC):
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
     """Delete documents by id, or those that fit `where`, and return how many.
 
-    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given, and for
-    a filter that is empty or does not fit, as in `retrieve_batch`.
+    The id of a document that was cut is that of all its chunks. Raises KeyError for an id that is not there (nothing is
+    deleted), ValueError if neither or both are given, and for a filter that is empty or does not fit, as in
+    `retrieve_batch`.
     """
     if (ids is None) == (where is None):
       raise ValueError("delete takes ids or where, one of the two")
@@ -157,14 +159,22 @@ class BaseRetriever(abc.ABC):
       fits = predicate(where)
       chosen = [document.id for document in self.documents if fits(document.fields)]
     else:
-      chosen = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids or ()))
-      if missing := [id for id in chosen if id not in self._documents]:
-        raise KeyError(f"no document has the id {missing[0]!r}")
+      chosen = self._held([ids] if isinstance(ids, str) else list(ids or ()))
     if chosen:
       self._delete(chosen)
       for id in chosen:
         del self._documents[id]
     return len(chosen)
+
+  def _held(self, ids: Sequence[str]) -> list[str]:
+    """Return ids of documents that are there, once each, with those of all chunks for a document that was cut."""
+    chunks: dict[str, list[str]] = {}
+    if any(id not in self._documents for id in ids):
+      for document in self.documents:
+        chunks.setdefault(whole_id(document), []).append(document.id)
+    if missing := [id for id in ids if id not in self._documents and id not in chunks]:
+      raise KeyError(f"no document has the id {missing[0]!r}")
+    return list(dict.fromkeys(held for id in ids for held in ([id] if id in self._documents else chunks[id])))
 
   def get(self, id: str) -> Document:
     """Return a document by its id. Raises KeyError."""
@@ -275,6 +285,19 @@ def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[st
   retriever._documents = {document.id: document for document in read_documents(files)}
   retriever._load(files)
   return retriever, kept["settings"]
+
+
+def _by_id(documents: Iterable[Document]) -> dict[str, Document]:
+  """Return documents, without the score of a search, by their ids. Raises ValueError for what cannot be kept."""
+  new: dict[str, Document] = {}
+  for document in documents:
+    if not isinstance(document, Document):
+      raise ValueError(f"{document!r} is no Document; Document(content=...) makes one of a text, from_dict of a record")
+    if document.id in new:
+      raise ValueError(f"two documents have the id {document.id!r}, which is taken by the first; each needs its own")
+    check_storable(document)
+    new[document.id] = dataclasses.replace(document, score=None, components=())
+  return new
 
 
 def whole(value: Any, name: str) -> int:

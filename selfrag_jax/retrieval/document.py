@@ -9,8 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-# in the metadata of what a knowledge base was built of: the file, and which of the document's chunks it is
-FILE, PART = "kb:file", "kb:chunk"
+import numpy as np
+
+# in the metadata of what a knowledge base holds: the file that it was built of, which of the document's chunks it is;
+# of what was added or merged, or has taken the place of such a document, its file: a sync that finds the id there wins
+FILE, PART, FORMER = "kb:file", "kb:chunk", "kb:former_file"
+
+OWN = ("id", "title", "source")  # what a document has beside metadata, which may have names like these
+DEEPEST = 50  # levels of metadata: far from where reading or writing JSON ends in a RecursionError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +36,10 @@ class Document:
   components: Sequence[Mapping[str, Any]] = ()
 
   def __post_init__(self):
-    """Raises ValueError for an id or texts of another type, and for metadata that JSON cannot name."""
+    """Take metadata over: numbers and arrays of numpy as Python's, tuples as lists, as JSON gives them back.
+
+    Raises ValueError for an id or texts of another type, and for metadata that JSON cannot name.
+    """
     for name in ("title", "content", "source") if self.id is None else ("id", "title", "content", "source"):
       text = getattr(self, name)
       if not isinstance(text, str):
@@ -41,13 +50,15 @@ class Document:
       raise ValueError(
         f"metadata of document {self.id!r} is {self.metadata!r}, it must be a mapping of names to values"
       )
-    if bad := [key for key in self.metadata if not isinstance(key, str)]:
-      raise ValueError(f"document {self.id!r} has metadata under {bad[0]!r}; names are texts")
     if self.id == "":
       raise ValueError(
         f"a document needs an id that is not empty, or none; its content begins with {self.content[:40]!r}"
       )
-    object.__setattr__(self, "metadata", MappingProxyType(_copied(self.metadata)))
+    try:
+      object.__setattr__(self, "metadata", MappingProxyType(_copied(self.metadata)))
+    except (ValueError, RecursionError) as error:
+      reason = "nested too deeply" if isinstance(error, RecursionError) else error
+      raise ValueError(f"document {self.id!r} has metadata {reason}") from None
     if not all(isinstance(each, Mapping) for each in self.components):
       raise ValueError(f"components of document {self.id!r} are {self.components!r}, they must be mappings")
     object.__setattr__(self, "components", tuple(map(dict, self.components)))
@@ -83,8 +94,15 @@ class Document:
 
   @property
   def fields(self) -> dict[str, Any]:
-    """What a filter sees: the metadata, and id, title and source."""
-    return {**self.metadata, "id": self.id, "title": self.title, "source": self.source}
+    """What a filter sees: the metadata, and id, title and source.
+
+    What metadata has under these three names is `metadata.id`, `metadata.title` and `metadata.source`; it is also the
+    title or source of a document that has none.
+    """
+    given = self.metadata
+    others = {f"metadata.{name}": given[name] for name in OWN if name in given}
+    title, source = self.title or given.get("title", ""), self.source or given.get("source", "")
+    return {**others, **given, "id": self.id, "title": title, "source": source}
 
   def to_dict(self) -> dict[str, Any]:
     """Return the document as JSON holds it; `components` only where there are some."""
@@ -101,9 +119,37 @@ class Document:
     return cls(**record)
 
 
-def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
-  """Return metadata that shares nothing that can be changed with what was given."""
-  return {name: copy.deepcopy(v) if isinstance(v, (dict, list, set)) else v for name, v in metadata.items()}
+def _copied(value: Any) -> Any:
+  """Return what JSON would give back of a value, which shares nothing that can be changed with what was given.
+
+  What JSON cannot hold is as it was: it may be filtered, but not added. Raises ValueError for names that are no texts.
+  """
+  if value is None or isinstance(value, (str, bool, int, float)):
+    return value
+  if isinstance(value, Mapping):
+    if bad := [name for name in value if not isinstance(name, str)]:
+      raise ValueError(f"under {bad[0]!r}; names are texts")
+    return {name: _copied(each) for name, each in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_copied(each) for each in value]
+  return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else copy.deepcopy(value)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+  """Tell whether lists and objects are nested in more than so many levels, without a call for each."""
+  level = [value]
+  for _ in range(levels):
+    if not level:
+      return False
+    level = [x for v in level if isinstance(v, (list, dict)) for x in (v.values() if isinstance(v, dict) else v)]
+  return bool(level)
+
+
+def check_storable(document: Document) -> None:
+  """Raise ValueError for metadata that no file can hold, or that could be written and not be read again."""
+  if is_deeper(dict(document.metadata), DEEPEST + 1):
+    raise ValueError(f"the metadata of document {document.id!r} is nested more than {DEEPEST} deep; leave that out")
+  _as_json(dict(document.metadata), f"document {document.id!r}")
 
 
 def is_utf8(text: str) -> bool:
@@ -119,7 +165,7 @@ def _as_json(value: Any, what: str, **options: Any) -> bytes:
   """Return a value as a line of JSON. Raises ValueError for metadata that JSON cannot hold."""
   try:
     return json.dumps(value, ensure_ascii=False, **options).encode()
-  except (TypeError, ValueError) as error:
+  except (TypeError, ValueError, RecursionError) as error:
     raise ValueError(
       f"the metadata of {what} cannot be written as JSON ({error}): use texts, numbers and lists"
     ) from None
@@ -130,10 +176,29 @@ SHARD = 50_000  # documents, or embeddings, of a file
 
 def without_origin(document: Document) -> Document:
   """Return a document without what a build notes in its metadata: it is added by hand."""
-  if not document.metadata.keys() & {FILE, PART}:
+  if not document.metadata.keys() & {FILE, PART, FORMER}:
     return document
-  kept = {name: value for name, value in document.metadata.items() if name not in (FILE, PART)}
+  kept = {name: value for name, value in document.metadata.items() if name not in (FILE, PART, FORMER)}
   return dataclasses.replace(document, metadata=kept)
+
+
+def by_hand(document: Document, file: str | None) -> Document:
+  """Return a document that belongs to no file of a build, so that a sync leaves it there.
+
+  Unless it finds its id in a file, if the document is or stands for one that came from a `file`.
+  """
+  kept = {name: value for name, value in document.metadata.items() if name not in (FILE, FORMER)}
+  return dataclasses.replace(document, metadata=kept if file is None else {**kept, FORMER: file})
+
+
+def file_of(document: Document) -> str | None:
+  """Return the file that a document came from, or stands for one that did; None if Python made it."""
+  return document.metadata.get(FILE, document.metadata.get(FORMER))
+
+
+def whole_id(document: Document) -> str:
+  """Return the id of the document that a chunk was cut from; that of a whole document is its own."""
+  return document.id.rpartition("#")[0] if PART in document.metadata else document.id
 
 
 def write_documents(folder: Path, documents: Sequence[Document]) -> None:

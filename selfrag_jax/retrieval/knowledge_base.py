@@ -15,13 +15,14 @@ from jax.experimental import multihost_utils
 from selfrag_jax import files
 from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.document import FILE, Document
+from selfrag_jax.retrieval.document import FILE, Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.duplicates import Duplicates
 from selfrag_jax.retrieval.embedding import BlockEncoder, is_known
 from selfrag_jax.retrieval.folder import MANIFEST, DamagedError, check_output, discard_lock, verified, version
 from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
-from selfrag_jax.retrieval.reading import Chunking, by_hand, dense_parts, length_counter, read_chunks
+from selfrag_jax.retrieval.reading import Chunking, dense_parts, length_counter, read_chunks
 
+BY_HAND = "a document that was added by hand; delete that one (delete --id), or give this another id"
 UNFINISHED = ".build"  # beside the published files: the blocks of a build that has not ended
 
 
@@ -49,7 +50,8 @@ def prepare_knowledge_base(
     chunking: how documents are cut, or what of `Chunking()` is to be otherwise.
     near_duplicates: similarity from which a chunk that repeats another is left out; 1, the default: the same words.
     sync: bring a knowledge base up to date: only texts that it does not have are embedded. What was added to it by hand
-      stays. What is not given of the four above is as it was built.
+      stays, but what came from a file is `replaced` by a document of its id in one of these files. What is not given of
+      the four above is as it was built. `removed` counts the documents that were there and are no more.
     skip_bad: leave out, and count, what cannot be understood.
     progress: show bars on standard error.
 
@@ -73,18 +75,25 @@ def prepare_knowledge_base(
   retriever._read = dict(known)
   with _in_blocks(retriever, root, progress) as encoders:
     held = {} if old is None else {d.id: d for d in old.documents if FILE not in d.metadata}
-    places = {id: "a document that was added by hand" for id in held}
+    places = {d.id: BY_HAND for d in held.values() if file_of(d) is None}
     count = length_counter(chunking, retriever)
     kept, counts = read_chunks(sources, left_out, chunking, count, places, duplicates=duplicates, progress=progress)
     if not kept:
       raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
+    is_read = lambda document: not places.keys().isdisjoint((document.id, whole_id(document)))
+    replaced = [document for document in held.values() if file_of(document) is not None and is_read(document)]
+    for document in replaced:
+      del held[document.id]
     if old is not None:
       _know(encoders, old)
-      unread = (d for d in old.documents if d.id not in places and left_out.hides(d.metadata[FILE]))
-      held |= {document.id: document for document in unread}
+      built = (d for d in old.documents if FILE in d.metadata and not is_read(d))
+      held |= {document.id: document for document in built if left_out.hides(document.metadata[FILE])}
     retriever.add_documents([*kept, *held.values()])
     embedded = _total(sum(part.encoder.embedded for part in encoders))  # type: ignore[attr-defined]
     report = {**counts, **left_out.report()}
+    if old is not None:
+      gone = set(map(whole_id, old.documents)) - set(map(whole_id, retriever.documents))
+      report |= {"removed": len(gone), "replaced": len(set(map(whole_id, replaced)))}
     retriever.build = {
       "chunking": dataclasses.asdict(chunking),
       "near_duplicates": near_duplicates,
@@ -109,8 +118,9 @@ def merge_knowledge_bases(
   """Put the documents of knowledge bases of one kind into a new one, and return how many.
 
   Vectors of one encoder are taken over; those of a token bag are made anew, since it weighs words by all documents. A
-  document that two of them have is taken once; all count as added by hand when the new one is synced. Raises ValueError
-  for other types or settings, and for one id with two texts; FileExistsError if `output` holds a knowledge base.
+  document that two of them have is taken once. A sync of the new one replaces what has its id in a file, the rest
+  stays; it cuts and compares as all of them were built, if they were built alike. Raises ValueError for other types or
+  settings, and for one id with two texts; FileExistsError if `output` holds a knowledge base.
   """
   root = Path(output).resolve()
   known = _must_not_change(root, output)
@@ -122,8 +132,10 @@ def merge_knowledge_bases(
       raise ValueError(
         f"{folders[0]} is {first.name} {first.settings}, {folder} is {part.name} {part.settings}: build them alike"
       )
-    for document in map(by_hand, part.documents):
-      if documents.setdefault(document.id, document) != document:
+    for document in part.documents:
+      if document.id not in documents:
+        documents[document.id] = by_hand(document, file_of(document))
+      elif without_origin(documents[document.id]) != without_origin(document):
         raise ValueError(f"{folder} has another document with the id {document.id!r}; delete one of them first")
   merged = create(first.name, **first.settings)
   merged._read = known
@@ -132,7 +144,9 @@ def merge_knowledge_bases(
       _know(encoders, part, fitted=part is first)
     merged.add_documents(documents.values())
     keys = [part.encoder.key for part in encoders]  # type: ignore[attr-defined]
-    merged.build = {"merged": [part.build for part in parts], "encoders": keys}
+    same = {name: value for name, value in first.build.items() if all(p.build.get(name) == value for p in parts)}
+    alike = {name: same[name] for name in ("chunking", "near_duplicates") if name in same}
+    merged.build = {**alike, "merged": [part.build for part in parts], "encoders": keys}
     _publish(merged, root)
   return len(merged)
 

@@ -9,9 +9,9 @@ from typing import Any
 from selfrag_jax import files
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
-from selfrag_jax.retrieval.document import Document, without_origin
+from selfrag_jax.retrieval.document import Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.listing import LeftOut, list_sources
-from selfrag_jax.retrieval.reading import Chunking, by_hand, length_counter, read_chunks, whole_id
+from selfrag_jax.retrieval.reading import Chunking, length_counter, read_chunks
 
 POSITIONS = ("before_user", "after_system")
 
@@ -82,7 +82,10 @@ class RetrievalManager:
     return self.retriever.add_documents(_documents(documents))
 
   def upsert_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
-    """Add documents in place of those with their ids, chunks included, and return how many; all or none of them."""
+    """Add documents in place of those with their ids, chunks included, and return how many; all or none of them.
+
+    What takes the place of a file's document comes back by a sync as the file has it, as what was deleted does.
+    """
     return self._replace(_documents(documents))
 
   def add_files(
@@ -101,14 +104,19 @@ class RetrievalManager:
     count = length_counter(chunking, self.retriever)
     sources = list_sources(paths, left_out)
     chunks, counts = read_chunks(sources, left_out, chunking, count, places, progress=False)
-    new = list(map(by_hand, chunks))
+    # a sync may replace what can be read again; a retriever that was never built has none
+    new = [by_hand(chunk, file_of(chunk) if self.retriever.build else None) for chunk in chunks]
     added = self._replace(new) if upsert else self.retriever.add_documents(new)
     return {"added": added, **counts, **left_out.report()}
 
   def _replace(self, new: Sequence[Document]) -> int:
     ids, wholes = {document.id for document in new}, set(map(whole_id, new))
-    stale = [d.id for d in self.retriever.documents if whole_id(d) in wholes and d.id not in ids]
-    replaced = self.retriever.upsert_documents(new)
+    old = [document for document in self.retriever.documents if whole_id(document) in wholes]
+    stale = [document.id for document in old if document.id not in ids]
+    came = {whole_id(document): file for document in old if (file := file_of(document)) is not None}
+    replaced = self.retriever.upsert_documents(
+      by_hand(document, file_of(document) or came.get(whole_id(document))) for document in new
+    )
     self.retriever.delete(stale)
     return replaced
 

@@ -87,16 +87,6 @@ def _cut(document: Document, name: str, chunking: Chunking, count: Count) -> Ite
     )
 
 
-def by_hand(document: Document) -> Document:
-  """Return a document that belongs to no file of a build, so that bringing it up to date leaves it there."""
-  return dataclasses.replace(document, metadata={k: v for k, v in document.metadata.items() if k != FILE})
-
-
-def whole_id(document: Document) -> str:
-  """Return the id of the document that a chunk was cut from; that of a whole document is its own."""
-  return document.id.rpartition("#")[0] if PART in document.metadata else document.id
-
-
 def dense_parts(retriever: BaseRetriever) -> list[DenseRetriever]:
   """List the dense retrievers that a retriever is made of."""
   own = [retriever] if isinstance(retriever, DenseRetriever) else []

@@ -7,8 +7,8 @@ What cannot be understood raises ValueError with file and line. A line of `.json
   {id, contents}                                     FlashRAG: the first line of `contents` is the title
   {wikipedia_id or _id, wikipedia_title, text: [paragraph, …]}      KILT
 
-of which only the text is required, and fields of other names become metadata. The other files are one document each;
-its id is the path.
+of which only the text is required, and fields of other names become metadata. A line without title or source
+has those of its metadata. The other files are one document each; its id is the path.
 """
 
 import json
@@ -20,23 +20,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from selfrag_jax.files import parse_object, read_lines
-from selfrag_jax.retrieval.document import Document, is_utf8
+from selfrag_jax.retrieval.document import DEEPEST, Document, is_deeper, is_utf8
 
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")
 TEXTS = ("content", "text", "contents", "passage")
-SKIPPED_TAGS = ("script", "style", "noscript", "template", "svg", "nav", "footer")
+CODE_TAGS = ("script", "style")  # never text, whether they end or not
+SKIPPED_TAGS = (*CODE_TAGS, "noscript", "template", "svg", "nav", "footer")
 BLANK_TAGS = ("td", "th", "button", "option", "label")  # words on both sides stay apart
 BREAKING_TAGS = {
   *("p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "header", "main", "blockquote", "pre"),
   *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption", "caption"),
 }
 
-DEEPEST = 50  # levels of metadata: far from where reading or writing JSON ends in a RecursionError
-
-# names with values, and what is indented below them; a text between two rules is no front matter
-_FRONT_MATTER = re.compile(r"\A---\n\s*[\w.-]+ ?:.*\n(?:[\w.-]+ ?:.*\n|[ \t#-].*\n|\n)*?---\n")
-_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_NAMED = re.compile(r"[\w.-]+ ?:")
+_HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r" ?\n ?")
 
 
@@ -66,14 +65,6 @@ def clean(text: str) -> str:
   kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
   kept = _LINES.sub("\n", _BLANKS.sub(" ", kept))
   return re.sub(r"\n{3,}", "\n\n", kept).strip()
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-  """Tell whether lists and objects are nested in more than so many levels, without a call for each."""
-  level = [value]
-  for _ in range(levels):
-    level = [x for v in level if isinstance(v, (list, dict)) for x in (v.values() if isinstance(v, dict) else v)]
-  return bool(level)
 
 
 def _raise(error: ValueError) -> None:
@@ -114,8 +105,10 @@ def _document(record: Mapping[str, Any], default_id: str, source: str) -> Docume
   given = rest.pop("metadata", None)
   if given is not None and not isinstance(given, dict):
     raise ValueError(f"metadata is {json.dumps(given)[:60]}, it must be an object")
-  source = rest.pop("source", None) or source
-  if _is_deeper([rest, given], DEEPEST):
+  named_inside = {name: value for name in ("title", "source") if isinstance(value := (given or {}).get(name), str)}
+  title = title or named_inside.get("title", "")
+  source = rest.pop("source", None) or named_inside.get("source") or source
+  if is_deeper([rest, given], DEEPEST):
     raise ValueError(f"metadata is nested more than {DEEPEST} deep; leave that out")
   if not is_utf8(json.dumps([id, source, rest, given], ensure_ascii=False, allow_nan=False)):
     raise ValueError("id, source or metadata have half a surrogate pair, which UTF-8 cannot hold")
@@ -151,9 +144,40 @@ def _text(name: str, text: str) -> tuple[str, str]:
 
 
 def _markdown(name: str, text: str) -> tuple[str, str]:
-  body = _FRONT_MATTER.sub("", text.replace("\r\n", "\n"))
-  heading = _HEADING.search(body)
-  return heading[1] if heading else Path(name).stem, body
+  lines = text.replace("\r\n", "\n").split("\n")
+  lines = lines[_front_matter(lines) :]
+  return _first_heading(lines) or Path(name).stem, "\n".join(lines)
+
+
+def _front_matter(lines: list[str]) -> int:
+  """Return how many lines of a file are its front matter: names with values, and what is indented, between two rules.
+
+  Line by line: as one pattern, a hostile text took for ever.
+  """
+  first = next((line for line in lines[1:] if line.strip()), "")
+  if lines[0] != "---" or not _NAMED.match(first.lstrip()):
+    return 0
+  for number, line in enumerate(lines[1:-1], 1):
+    if line == "---":
+      return number + 1
+    if line and line[0] not in " \t#-" and not _NAMED.match(line):
+      return 0
+  return 0
+
+
+def _first_heading(lines: list[str]) -> str:
+  """Return the first heading that is no comment in a block of code."""
+  fence = ""
+  for line in lines:
+    mark = _FENCE.match(line)
+    if fence:  # a block ends with as many marks, and nothing behind them, or with the file
+      if mark and mark[1].startswith(fence) and not line.strip().strip(fence[0]):
+        fence = ""
+    elif mark:
+      fence = mark[1]
+    elif (heading := _HEADING.match(line)) and (title := heading[1].rstrip(" \t#")):
+      return title
+  return ""
 
 
 def _html(name: str, text: str) -> tuple[str, str]:
@@ -167,17 +191,23 @@ def _html(name: str, text: str) -> tuple[str, str]:
 
 
 class _Text(HTMLParser):
-  """Collects what a reader of the page sees, and its title."""
+  """Collects what a reader of the page sees, and its title.
+
+  What a skipped element holds is taken away when it ends: of one that never does, all the page would be inside.
+  """
 
   def __init__(self) -> None:
     super().__init__()
     self.parts: list[str] = []
     self.title: list[str] = []
-    self._skipping, self._in_title = 0, False
+    self._open: dict[str, list[int]] = {tag: [] for tag in SKIPPED_TAGS}  # where in the parts those that are open begin
+    self._in_title = False
 
   def handle_starttag(self, tag: str, attrs: Any) -> None:
-    self._in_title |= tag == "title" and not self.title and not self._skipping
-    self._skipping += tag in SKIPPED_TAGS
+    self._in_title |= tag == "title" and not self.title and not any(self._open.values())
+    if tag in self._open:
+      self._open[tag].append(len(self.parts))
+      self.parts.append("")  # no two begin at one place
     if tag in BREAKING_TAGS:
       self.parts.append("\n\n" if tag[0] in "ph" else "\n")
     elif tag in BLANK_TAGS:
@@ -185,14 +215,18 @@ class _Text(HTMLParser):
 
   def handle_endtag(self, tag: str) -> None:
     self._in_title &= tag != "title"
-    self._skipping = max(self._skipping - (tag in SKIPPED_TAGS), 0)
+    if self._open.get(tag):
+      del self.parts[self._open[tag][-1] :]
+      for begun in self._open.values():  # what is inside has gone, too, whether it ended or not
+        while begun and begun[-1] >= len(self.parts):
+          begun.pop()
     if tag in BREAKING_TAGS:
       self.parts.append("\n")
 
   def handle_data(self, data: str) -> None:
     if self._in_title:
       self.title.append(data)
-    elif not self._skipping:
+    elif not any(self._open[tag] for tag in CODE_TAGS):
       self.parts.append(data)
 
 

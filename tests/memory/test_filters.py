@@ -11,9 +11,9 @@ from selfrag_jax.memory.filters import check_where, parse_where, predicate
 from selfrag_jax.memory.store import MemoryStore
 
 RECORDS = [
-  {"year": 1999, "source": "atlas.md", "tags": ["sea", "port"], "draft": True},
-  {"year": 2020, "source": "news.md", "tags": ["port"], "draft": False},
-  {"year": 2020.5, "source": "old atlas.md", "tags": [], "date": "2020-05-01"},
+  {"year": 1999, "source": "atlas.md", "tags": ["sea", "port"], "draft": True, "pages": [6, 7]},
+  {"year": 2020, "source": "news.md", "tags": ["port"], "draft": False, "pages": ["7"]},
+  {"year": 2020.5, "source": "old atlas.md", "tags": [], "date": "2020-05-01", "pages": [8.0]},
   {"year": "2020", "source": "", "tags": "sea", "draft": None},
 ]
 
@@ -24,7 +24,7 @@ values = st.one_of(scalars, st.lists(scalars, max_size=3))
 operands = {
   **dict.fromkeys(("$gt", "$gte", "$lt", "$lte"), st.one_of(st.integers(-2, 2), st.floats(-2, 2), st.text("ab"))),
   "$in": st.lists(scalars, max_size=3),
-  "$contains": scalars,
+  "$contains": st.one_of(scalars, st.lists(scalars, max_size=3)),
 }
 wanted = st.one_of(scalars, st.lists(scalars, max_size=3), st.fixed_dictionaries({}, optional=operands))
 names = st.sampled_from(["x", "y"])
@@ -50,8 +50,9 @@ def slow_fits(metadata, where):
       if sign == "$in":
         ok = any(tagged(option) in held for option in operand)
       elif sign == "$contains":
-        is_part = isinstance(own, str) and isinstance(operand, str) and own.find(operand) >= 0
-        ok = is_part or (isinstance(value, list) and tagged(operand) in held)
+        options = operand if isinstance(operand, list) else [operand]
+        is_part = isinstance(own, str) and any(isinstance(o, str) and own.find(o) >= 0 for o in options)
+        ok = is_part or (isinstance(value, list) and any(tagged(o) in held for o in options))
       elif isinstance(value, list) or {tagged(value)[0], tagged(operand)[0]} not in ({"number"}, {"str"}):
         ok = False
       else:
@@ -83,6 +84,7 @@ def test_a_filter_fits_what_its_slow_twin_fits(metadata, where):
     ({"source": {"$contains": "atlas"}}, [0, 2]),
     ({"tags": {"$contains": "port"}}, [0, 1]),
     ({"tags": {"$contains": "se"}}, [3]),  # a part of a text, but a whole member of a list
+    ({"tags": {"$contains": ["se", "port"]}}, [0, 1, 3]),  # one of these
     ({"tags": "port"}, [0, 1]),
     ({"tags": ["port", "sea"]}, [0, 1, 3]),
     ({"source": {"$in": ("news.md", "")}}, [1, 3]),
@@ -107,7 +109,7 @@ def test_operators_mean_what_they_say(where, found):
   ("where", "message"),
   [
     ({"yaer": 2020}, "asks for 'yaer', which nothing here has; did you mean 'year'"),
-    ({"zzz": 1}, "there are date, draft, source, tags, year"),
+    ({"zzz": 1}, "there are date, draft, pages, source, tags, year"),
     ({"year": {"$gte": 2000, "$lte": 2010}, "sorce": "a"}, "did you mean 'source'"),
     ({"year": {"$gtr": 2000}}, r"unknown operator '\$gtr'; there are \$gt, \$gte, \$lt"),
     ({"year": {"$gt": 1, "max": 3}}, "unknown operator 'max'"),
@@ -156,6 +158,10 @@ def test_an_empty_store_has_no_names_to_miss_but_knows_the_operators():
     (["draft=true"], [0]),
     (["draft=null"], [3]),
     (['"year">2020'], [2]),
+    (["pages~7"], [0, 1]),  # a member that is the number or the text
+    (['pages~"7"'], [1]),
+    (["pages~[7,8]"], [0, 2]),
+    (["year~2020"], [3]),  # a part of the text; a number has no parts
   ],
 )
 def test_a_command_line_writes_the_same_filters(written, found):

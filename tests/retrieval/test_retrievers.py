@@ -286,13 +286,6 @@ def test_documents_added_later_are_filtered_by_names_that_only_earlier_ones_have
   assert ids(retriever.retrieve("zebra marsh", 1, where={"n": {"$lt": 5}})) == ["zebra-marsh"]
 
 
-def test_metadata_that_no_file_can_hold_is_named_when_it_is_saved(tmp_path):
-  made = SimpleRetriever()
-  made.add_documents([Document("a", content="x", metadata={"when": object()})])
-  with pytest.raises(ValueError, match="the metadata of document 'a' cannot be written as JSON"):
-    made.save(tmp_path / "kb")
-
-
 def test_a_retriever_of_ones_own(tmp_path):
   @register("longest")
   class Longest(BaseRetriever):
