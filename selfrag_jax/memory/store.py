@@ -174,7 +174,8 @@ class MemoryStore(Contents):
         self.delete(replacing)
         return []
       superseded = set(self._known(replacing))
-      records = make_records(texts, metadata, ids, keys, taken=self._table.records, position=self._table.added)
+      taken = self._table.records.keys() - superseded if superseded else self._table.records
+      records = make_records(texts, metadata, ids, keys, taken=taken, position=self._table.added)
       tokens, lengths = token_rows(token_ids, len(texts), self._settings["chunk_size"])
       rows = self._embed(texts) if embeddings is None else check_rows(embeddings, len(texts), self._settings["d_model"])
       superseded |= {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}

@@ -188,3 +188,13 @@ def test_a_chunk_is_refused_without_a_trace_or_comes_back_the_same(tmp_path_fact
 def test_recency_weighs_something_finite(weight):
   with pytest.raises(ValueError, match=f"weight of recency is {weight}"):
     Recency(weight, 1)
+
+
+def test_a_chunk_may_take_the_id_of_one_that_it_replaces(tmp_path):
+  with MemoryStore(d_model=2, backend="numpy", path=str(tmp_path / "store")) as store:
+    store.add_many(["a", "b"], np.eye(2), ids=["1", "2"])
+    assert store.add_many(["c"], np.ones((1, 2)), ids=["1"], replacing=["1"]) == ["1"]
+    with pytest.raises(ValueError, match="'2' of chunk 0 is taken"):
+      store.add_many(["d"], np.ones((1, 2)), ids=["2"], replacing=["1"])
+  again = MemoryStore.load(str(tmp_path / "store"), backend="numpy", read_only=True)
+  assert {id: again.get(id).text for id in again.ids} == {"1": "c", "2": "b"}
