@@ -96,10 +96,11 @@ def pad(result: SearchResult, k: int, xp: ModuleType) -> SearchResult:
   return SearchResult(scores, xp.where(scores > -xp.inf, xp.pad(result.slots, widen), -1))
 
 
-def check_k(k: int) -> None:
-  """Raise ValueError unless k is a whole number of at least 1."""
+def check_k(k: Any, name: str = "k") -> int:
+  """Return a count. Raises ValueError, with its name, unless it is a whole number of at least 1."""
   if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-    raise ValueError(f"k = {k!r} must be at least 1, and a whole number")
+    raise ValueError(f"{name} = {k!r} must be at least 1, and a whole number")
+  return int(k)
 
 
 def check(rows, queries, k, group_ids, bias, metric) -> None:

@@ -5,6 +5,7 @@ Exit code 0: done; 1: what the user can mend, in one line on standard error; 2: 
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,13 +74,19 @@ def add_build_arguments(build: argparse.ArgumentParser) -> None:
     "--near_duplicates", type=float, metavar="SIMILARITY", help="from which a chunk is left out; 1, the default: equal"
   )
   build.add_argument(
-    "--sync", action="store_true", help="bring a knowledge base up to date, built as it was; embeds only what is new"
+    "--sync",
+    action="store_true",
+    help="bring a knowledge base up to date, built as it was; embeds only what is new (token-bag: all, after a change)",
   )
   build.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _positive(text: str) -> int:
-  if (n := int(text)) < 1:
+  try:
+    n = int(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"invalid: {text!r} is no whole number") from None
+  if n < 1:
     raise argparse.ArgumentTypeError(f"{n} must be at least 1")
   return n
 
@@ -99,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   from selfrag_jax.text.printable import printable
 
   configure_xla()
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 shows escapes
   try:
     sys.path.insert(0, str(Path.cwd()))  # where plugins lie
     import_plugins(arguments.plugin)

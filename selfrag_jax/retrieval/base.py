@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from selfrag_jax.memory.filters import Where, check_where, predicate
+from selfrag_jax.memory.similarity import check_k
 from selfrag_jax.retrieval.document import (
   Document,
   check_storable,
@@ -21,7 +22,7 @@ from selfrag_jax.retrieval.document import (
   whole_id,
   write_documents,
 )
-from selfrag_jax.retrieval.folder import publish, verified, version
+from selfrag_jax.retrieval.folder import DamagedError, publish, verified, version
 
 SETTINGS = "retriever.json"
 
@@ -49,7 +50,8 @@ class BaseRetriever(abc.ABC):
   name: ClassVar[str] = ""
 
   def __init__(self, **settings: Any):
-    self.settings = settings
+    # of numpy's numbers Python's, which a folder can keep
+    self.settings = {name: x.item() if isinstance(x, np.generic) else x for name, x in settings.items()}
     self.build: dict[str, Any] = {}  # how its knowledge base was made, if it is one
     self._read: dict[Path, str] = {}  # folder -> the version that was read or written there
     self._documents: dict[str, Document] = {}
@@ -70,6 +72,24 @@ class BaseRetriever(abc.ABC):
   @abc.abstractmethod
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
     """Find the best `top_k` of the documents that fit `where`: fewer if fewer match. There is at least one document."""
+
+  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
+    """Do what may fail of `_add`, and return what does the rest; the index is unchanged. Their ids may be taken."""
+    # what cannot be indexed shows under other ids, while those are still there
+    trial = [dataclasses.replace(document, id=f"{document.id} {uuid.uuid4().hex}") for document in documents]
+    self._add(trial)
+    self._delete([document.id for document in trial])
+    return lambda: self._add(documents)
+
+  def _ready(self, documents: Sequence[Document]) -> Callable[[], None]:
+    """Return what adds documents, once those that have their ids are gone."""
+    insert = self._prepare(documents)
+
+    def add() -> None:
+      insert()
+      self._documents.update({document.id: document for document in documents})
+
+    return add
 
   def _save(self, folder: Path) -> None:  # noqa: B027, most indexes are made anew
     """Keep the index in a folder."""
@@ -97,7 +117,7 @@ class BaseRetriever(abc.ABC):
     for query in queries:
       if not isinstance(query, str) or not is_utf8(query):
         raise ValueError(f"a query is {query!r}; it must be a text, without half a surrogate pair")
-    top_k = whole(top_k, "top_k")
+    top_k = check_k(top_k, "top_k")
     if where is not None:
       check_where(where, (document.fields for document in self._documents.values()))
     asked = [query for query in queries if query.strip()]
@@ -131,17 +151,17 @@ class BaseRetriever(abc.ABC):
     hold.
     """
     new = _by_id(documents)
-    if old := [self._documents[id] for id in new if id in self._documents]:
-      # what cannot be indexed, or embedded, shows under other ids, while the old ones are still there
-      trial = [dataclasses.replace(document, id=f"{document.id} {uuid.uuid4().hex}") for document in new.values()]
-      self._add(trial)
-      self._delete([document.id for document in trial])
-      self.delete([document.id for document in old])
-    try:
+    old = [self._documents[id] for id in new if id in self._documents]
+    if not old:
       return self.add_documents(new.values())
+    add = self._ready(list(new.values()))
+    self.delete([document.id for document in old])
+    try:
+      add()
     except BaseException:
       self.add_documents(old)
       raise
+    return len(new)
 
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
     """Delete documents by id, or those that fit `where`, and return how many.
@@ -277,14 +297,20 @@ def _read_folder(folder: str | os.PathLike, settings: dict[str, Any]) -> tuple[B
 
 
 def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[str, Any]]:
-  kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
-  retriever = create(kept["type"], **{**kept["settings"], **settings})
+  try:
+    kept = json.loads((files / SETTINGS).read_text(encoding="utf-8"))
+    name, own, build = kept["type"], dict(kept["settings"]), dict(kept["build"])
+  except (LookupError, TypeError, ValueError, RecursionError) as error:
+    raise DamagedError(
+      f"{files / SETTINGS} is not what a save writes ({error!r}); build {files.parent} again"
+    ) from None
+  retriever = create(name, **{**own, **settings})
   if len(retriever):
     raise ValueError("the retrievers that are given hold documents already; give empty ones, the folder fills them")
-  retriever.build = kept["build"]
+  retriever.build = build
   retriever._documents = {document.id: document for document in read_documents(files)}
   retriever._load(files)
-  return retriever, kept["settings"]
+  return retriever, own
 
 
 def _by_id(documents: Iterable[Document]) -> dict[str, Document]:
@@ -298,15 +324,6 @@ def _by_id(documents: Iterable[Document]) -> dict[str, Document]:
     check_storable(document)
     new[document.id] = dataclasses.replace(document, score=None, components=())
   return new
-
-
-def whole(value: Any, name: str) -> int:
-  """Return a count. Raises ValueError for what is no whole number, or below 1."""
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-    raise ValueError(f"{name} = {value!r} must be a whole number")
-  if value < 1:
-    raise ValueError(f"{name} = {value} must be at least 1")
-  return int(value)
 
 
 R = TypeVar("R", bound=BaseRetriever)

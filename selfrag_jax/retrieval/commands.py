@@ -54,7 +54,7 @@ def delete(arguments: Namespace) -> int:
   where = parse_where(arguments.where)
   deleted = retriever.delete(arguments.id or None, where=where or None)
   retriever.save(arguments.knowledge_base)
-  print(f"deleted {deleted:,}; {arguments.knowledge_base} has {len(retriever):,} documents")
+  print(f"deleted {deleted:,}; {printable(arguments.knowledge_base)} has {len(retriever):,} documents")
   return 0
 
 
@@ -66,7 +66,8 @@ def search(arguments: Namespace) -> int:
   found = retriever.retrieve_batch(arguments.query, arguments.top_k, where=parse_where(arguments.where) or None)
   if arguments.json:
     rows = zip(arguments.query, found, strict=True)
-    print(json.dumps([{"query": q, "documents": [d.to_dict() for d in ds]} for q, ds in rows], ensure_ascii=False))
+    # in ASCII: any terminal shows it, and obeys none of it
+    print(json.dumps([{"query": q, "documents": [d.to_dict() for d in ds]} for q, ds in rows]))
     return 0
   for query, documents in zip(arguments.query, found, strict=True):
     print(f"{printable(query)}{'' if documents else ': nothing found'}")
@@ -90,10 +91,10 @@ def inspect(arguments: Namespace) -> int:
     "bytes": held,
   }
   if arguments.json:
-    print(json.dumps(described, ensure_ascii=False, default=list))
+    print(json.dumps(described, default=list))
     return 0
   for name, value in described.items():
-    print(f"{name:14} {json.dumps(value, ensure_ascii=False, default=list)}")
+    print(f"{name:14} {printable(json.dumps(value, ensure_ascii=False, default=list))}")
   for document in retriever.documents[:3]:
     print(f"  {_named(document)}: {_shown(document.content)}")
   return 0
@@ -110,7 +111,7 @@ def validate(arguments: Namespace) -> int:
   if arguments.json:
     print(json.dumps(report))
   elif not problems:
-    print(f"{arguments.knowledge_base}: {len(retriever):,} documents in {held} files, all as written")
+    print(f"{printable(arguments.knowledge_base)}: {len(retriever):,} documents in {held} files, all as written")
   for problem in problems if not arguments.json else ():
     print(printable(f"{arguments.knowledge_base}: {problem}"))
   return 1 if problems else 0
@@ -118,7 +119,8 @@ def validate(arguments: Namespace) -> int:
 
 def merge(arguments: Namespace) -> int:
   """Put knowledge bases together."""
-  print(f"{arguments.output} has {merge_knowledge_bases(arguments.knowledge_bases, arguments.output):,} documents")
+  merged = merge_knowledge_bases(arguments.knowledge_bases, arguments.output)
+  print(f"{printable(arguments.output)} has {merged:,} documents")
   return 0
 
 

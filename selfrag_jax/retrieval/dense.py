@@ -33,7 +33,8 @@ SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs a
 class TokenBagEncoder:
   """Texts as bags of hashed words, with IDF weights and a random projection: no weights to load, nothing to train.
 
-  `fit` counts in how many texts a word is. Without it all words weigh the same.
+  `fit` counts in how many texts a word is. Without it all words weigh the same. Words of which no document has one find
+  nothing: a bag of them would be similar to some by chance.
   """
 
   width: int = 256
@@ -76,6 +77,10 @@ class TokenBagEncoder:
       lambda length: 1 << max(length - 1, 0).bit_length(),
     )
 
+  def buckets_of(self, text: str) -> set[int]:
+    """Return the hashed words of a text."""
+    return set(self._ids(text))
+
   def _ids(self, text: str) -> list[int]:
     return [zlib.crc32(word.encode()) % self.buckets for word in words(text)]
 
@@ -111,6 +116,7 @@ class DenseRetriever(BaseRetriever):
     if encoder is not None and not callable(encoder):
       raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
     self._given, self._table, self._constants = encoder, None, {}
+    self._buckets: set[int] | None = None  # of a token bag: those of all documents, when they are needed
 
   @property
   def encoder(self) -> Encoder:
@@ -145,7 +151,12 @@ class DenseRetriever(BaseRetriever):
       self.encoder.fit(texts)  # type: ignore[attr-defined]
     self._add_embedded([document.id for document in documents], self._embed(texts))
 
+  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
+    ids, vectors = [document.id for document in documents], self._embed([document.text for document in documents])
+    return lambda: self._add_embedded(ids, vectors)
+
   def _add_embedded(self, ids: Sequence[str], vectors: np.ndarray) -> None:
+    self._buckets = None
     held = 0 if self._table is None else len(self._table.slots)
     if self._table is None or held + len(ids) > len(self._table.valid):
       old, size = self._table, max(SMALLEST, 1 << (held + len(ids) - 1).bit_length())
@@ -159,6 +170,7 @@ class DenseRetriever(BaseRetriever):
 
   def _delete(self, ids: Sequence[str]) -> None:
     assert self._table is not None  # there are documents
+    self._buckets = None
     self._table.apply(Change({"remove": list(ids), "add": [], "count": {}, "added": self._table.added}, {}))
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
@@ -169,10 +181,23 @@ class DenseRetriever(BaseRetriever):
       allowed = self._allowed([table.ids.get(slot) for slot in range(len(table.valid))], where)
     found = self._backend.search(table, self._embed(queries), top_k, allowed=allowed, bias=None, metric="cosine")
     slots, scores = np.asarray(found.slots), np.asarray(found.scores)
+    slots = np.where(np.array([self._has_words_of(query) for query in queries])[:, None], slots, -1)
     return Hits(
       [[table.ids[slot] for slot in row if slot >= 0] for row in slots.tolist()],
       [values[row >= 0].tolist() for row, values in zip(slots, scores, strict=True)],
     )
+
+  def _has_words_of(self, query: str) -> bool:
+    """Tell whether a document may be found: always, but of a token bag only by a word that some document has."""
+    encoder = self.encoder
+    if not isinstance(encoder, TokenBagEncoder):
+      return True
+    asked = encoder.buckets_of(query)
+    if encoder.frequency is not None and encoder.frequency[list(asked)].any():
+      return True
+    if self._buckets is None:  # seconds for many documents, of which only those added since it was fitted matter
+      self._buckets = set().union(*(encoder.buckets_of(document.text) for document in self._documents.values()))
+    return not asked.isdisjoint(self._buckets)
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
     vectors = as_rows(self.encoder(texts), len(texts))

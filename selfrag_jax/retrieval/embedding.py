@@ -36,12 +36,12 @@ def is_known(encoder: Encoder) -> bool:
 class BlockEncoder:
   """An encoder whose blocks of vectors are files named by what they hold: made once, by one of the hosts.
 
-  `known` maps texts to vectors that are not made again, of the same encoder.
+  `known` maps the keys of encoders to texts and their vectors: those of this one, as it is fitted, are not made again.
   """
 
   def __init__(self, encoder: Encoder, name: str, folder: Path, *, progress: bool = True):
     self.encoder, self._name, self._folder, self._progress = encoder, name, folder, progress
-    self.known: Mapping[str, np.ndarray] = {}
+    self.known: dict[str, Mapping[str, np.ndarray]] = {}
     self.embedded = 0  # texts that this process has embedded
 
   def __getattr__(self, name: str) -> Any:
@@ -62,20 +62,19 @@ class BlockEncoder:
       for number, (path, block) in enumerate(zip(paths, blocks, strict=True)):
         if number % jax.process_count() == jax.process_index() and not path.exists():
           with reporting(bar.update):
-            _write(path, self._embed(block))
+            _write(path, self._embed(block, key))
         bar.update(min((number + 1) * BLOCK, len(texts)) - bar.n)  # what was there, or came from no `embed_by_length`
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices("knowledge base embedded")
-    return np.concatenate([np.load(path, allow_pickle=False) for path in paths]) if paths else self._embed([])
+    return np.concatenate([np.load(path, allow_pickle=False) for path in paths]) if paths else self._embed([], key)
 
-  def _embed(self, texts: Sequence[str]) -> np.ndarray:
-    new = [text for text in texts if text not in self.known]
+  def _embed(self, texts: Sequence[str], key: str) -> np.ndarray:
+    known = self.known.get(key, {})
+    new = [text for text in texts if text not in known]
     self.embedded += len(new)
     vectors = np.asarray(self.encoder(new), np.float32)
     made = iter(vectors)
-    if not self.known:
-      return vectors
-    return np.stack([self.known[text] if text in self.known else next(made) for text in texts])
+    return np.stack([known[text] if text in known else next(made) for text in texts]) if known else vectors
 
 
 def _digest(key: str, texts: Sequence[str]) -> str:

@@ -1,13 +1,15 @@
 """`HybridRetriever`: the rankings of two retrievers or more, fused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfrag_jax.memory.filters import Where
-from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register, whole
+from selfrag_jax.memory.similarity import check_k
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
 from selfrag_jax.retrieval.document import Document
 
 FUSIONS = ("rrf", "weighted")
@@ -25,7 +27,8 @@ def normalized(ids: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < np.inf
+  is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+  return bool(is_real and 0 <= value < np.inf)
 
 
 @register("hybrid")
@@ -64,11 +67,13 @@ class HybridRetriever(BaseRetriever):
     if len(given) != len(retrievers):
       raise ValueError(f"{len(retrievers)} retrievers and {len(given)} settings: give one for each")
     parts = [create(r, **s) if isinstance(r, str) else r for r, s in zip(retrievers, given, strict=True)]
-    weights = [1.0] * len(parts) if weights is None else list(weights)
+    weights = [1.0] * len(parts) if weights is None else [w.item() if isinstance(w, np.generic) else w for w in weights]
     if len(parts) < 2 or len(weights) != len(parts) or len(set(map(id, parts))) < len(parts):
       raise ValueError(f"{len(parts)} retrievers and {len(weights)} weights: give two retrievers or more, each once")
-    if fusion not in FUSIONS or not all(_is_number(weight) for weight in weights):
-      raise ValueError(f"fusion is {fusion!r}, one of {', '.join(FUSIONS)}; weights {weights} >= 0")
+    if fusion not in FUSIONS:
+      raise ValueError(f"fusion is {fusion!r}; one of {', '.join(FUSIONS)}")
+    if not all(_is_number(weight) for weight in weights):
+      raise ValueError(f"weights are {weights}; each must be a number of at least 0")
     if not _is_number(rrf_k):
       raise ValueError(f"rrf_k = {rrf_k!r} must be a number of at least 0")
     super().__init__(
@@ -76,7 +81,7 @@ class HybridRetriever(BaseRetriever):
       settings=[part.settings for part in parts],
       fusion=fusion,
       weights=weights,
-      depth=whole(depth, "depth"),
+      depth=check_k(depth, "depth"),
       rrf_k=rrf_k,
     )
     self._parts = parts
@@ -87,12 +92,19 @@ class HybridRetriever(BaseRetriever):
     return self._parts
 
   def _add(self, documents: Sequence[Document]) -> None:
+    self._in_all(documents, [partial(part.add_documents, documents) for part in self.parts])
+
+  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
+    return partial(self._in_all, documents, [part._ready(documents) for part in self.parts])
+
+  def _in_all(self, documents: Sequence[Document], adds: Sequence[Callable[[], Any]]) -> None:
+    """Add documents to each part by its function: to all of them, or none."""
     done: list[BaseRetriever] = []
     try:
-      for part in self.parts:
-        part.add_documents(documents)
+      for part, add in zip(self.parts, adds, strict=True):
+        add()
         done.append(part)
-    except BaseException:  # all of them, or none
+    except BaseException:
       for part in done:
         part.delete([document.id for document in documents])
       raise

@@ -49,7 +49,8 @@ def prepare_knowledge_base(
     retriever_type, settings: what `create` takes; dense.
     chunking: how documents are cut, or what of `Chunking()` is to be otherwise.
     near_duplicates: similarity from which a chunk that repeats another is left out; 1, the default: the same words.
-    sync: bring a knowledge base up to date: only texts that it does not have are embedded. What was added to it by hand
+    sync: bring a knowledge base up to date: only texts that it does not have are embedded (by a token bag, which weighs
+      words by all documents, all of them if one has changed). What was added to it by hand
       stays, but what came from a file is `replaced` by a document of its id in one of these files. What is not given of
       the four above is as it was built. `removed` counts the documents that were there and are no more.
     skip_bad: leave out, and count, what cannot be understood.
@@ -247,13 +248,16 @@ def _total(n: int) -> int:
 
 def _know(encoders: Sequence[DenseRetriever], old: BaseRetriever, *, fitted: bool = True) -> None:
   """Let encoders know the vectors of an earlier knowledge base, if they are the same; `fitted`: and what it fitted."""
-  for part, before in zip(encoders, dense_parts(old), strict=False):
+  keys = old.build.get("encoders", ())
+  for number, (part, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
     encoder: Any = part.encoder
     if before.settings["model_name"] != part.settings["model_name"]:
       continue
-    # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are
+    # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are unless
+    # they come out the same
     if fitted and hasattr(encoder.encoder, "params") and (constants := before.constants):
       encoder.encoder.constants = constants
-    if is_known(encoder.encoder) and encoder.key in old.build.get("encoders", ()):
+    if is_known(encoder.encoder) and number < len(keys):
       rows = zip(old.documents, before.vectors, strict=True)
-      encoder.known = {**encoder.known, **{document.text: row for document, row in rows}}
+      vectors = {document.text: row for document, row in rows}
+      encoder.known[keys[number]] = {**encoder.known.get(keys[number], {}), **vectors}

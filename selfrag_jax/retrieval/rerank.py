@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.memory.filters import Where
-from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register, whole
+from selfrag_jax.memory.similarity import check_k
+from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
 from selfrag_jax.retrieval.dense import as_rows, make_encoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
@@ -109,7 +110,7 @@ class RerankRetriever(BaseRetriever):
     super().__init__(
       retriever=first.name,
       reranker=reranker if isinstance(reranker, str) else FUNCTION,
-      depth=whole(depth, "depth"),
+      depth=check_k(depth, "depth"),
       weight=weight,
       retriever_settings=first.settings,
       reranker_settings=reranker_settings or {},
@@ -132,6 +133,9 @@ class RerankRetriever(BaseRetriever):
 
   def _add(self, documents: Sequence[Document]) -> None:
     self.first.add_documents(documents)
+
+  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
+    return self.first._ready(documents)
 
   def _delete(self, ids: Sequence[str]) -> None:
     self.first.delete(ids)

@@ -76,7 +76,7 @@ def test_what_cannot_be_fused_is_refused():
     (["simple", "bm25"], {"rrf_k": -1}, "rrf_k = -1"),
     (["simple", "bm25"], {"rrf_k": "60"}, "rrf_k = '60'"),
     (["simple", "bm25"], {"rrf_k": float("nan")}, "rrf_k = nan"),
-    (["simple", "bm25"], {"depth": 2.5}, "depth = 2.5 must be a whole number"),
+    (["simple", "bm25"], {"depth": 2.5}, "depth = 2.5 must be at least 1, and a whole number"),
     (["simple", "bm25"], {"weights": [1, float("nan")]}, "weights"),
     (["simple", "bm25"], {"weights": [1]}, "2 retrievers and 1 weights"),
     (["simple", "bm25"], {"fusion": "sum"}, "fusion"),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from selfrag_jax.retrieval.__main__ import main
@@ -115,3 +116,16 @@ def test_a_document_that_was_cut_is_deleted_by_its_own_id(tmp_path, capsys):
   assert main([*delete, "long", "--id", "long#1"]) == 0
   assert "deleted 5; " in capsys.readouterr().out
   assert contents(tmp_path / "kb") == {"short": "heron"}
+
+
+def test_a_token_bag_embeds_nothing_where_nothing_has_changed_and_all_where_something_has(tmp_path, source):
+  options = {"settings": {"model_name": "token-bag", "backend": "numpy"}, "progress": False}
+  sync = lambda: prepare_knowledge_base(source, tmp_path / "dense", "dense", sync=True, **options)
+  assert sync()["embedded"] == 2
+  before = load(tmp_path / "dense").vectors
+  assert sync()["embedded"] == 0
+  np.testing.assert_array_equal(load(tmp_path / "dense").vectors, before)
+  (source / "c.txt").write_text("zebra heron")
+  assert sync()["embedded"] == 3
+  prepare_knowledge_base(source, tmp_path / "anew", "dense", **options)
+  np.testing.assert_array_equal(load(tmp_path / "dense").vectors, load(tmp_path / "anew").vectors)
