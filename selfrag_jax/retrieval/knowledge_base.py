@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from selfrag_jax import files
 from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.document import FILE, Document, by_hand, file_of, whole_id, without_origin
+from selfrag_jax.retrieval.document import FILE, PART, Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.duplicates import Duplicates
 from selfrag_jax.retrieval.embedding import BlockEncoder, is_known
 from selfrag_jax.retrieval.folder import MANIFEST, DamagedError, check_output, discard_lock, verified, version
@@ -138,6 +138,9 @@ def merge_knowledge_bases(
         documents[document.id] = by_hand(document, file_of(document))
       elif without_origin(documents[document.id]) != without_origin(document):
         raise ValueError(f"{folder} has another document with the id {document.id!r}; delete one of them first")
+  cut = {whole_id(document) for document in documents.values() if PART in document.metadata}
+  if both := sorted(cut & documents.keys()):
+    raise ValueError(f"{both[0]!r} is whole in one of them and cut into chunks in another: build them alike")
   merged = create(first.name, **first.settings)
   merged._read = known
   with _in_blocks(merged, root, progress) as encoders:

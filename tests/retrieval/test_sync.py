@@ -129,3 +129,11 @@ def test_a_token_bag_embeds_nothing_where_nothing_has_changed_and_all_where_some
   assert sync()["embedded"] == 3
   prepare_knowledge_base(source, tmp_path / "anew", "dense", **options)
   np.testing.assert_array_equal(load(tmp_path / "dense").vectors, load(tmp_path / "anew").vectors)
+
+
+def test_a_document_that_is_whole_in_one_and_cut_in_another_is_not_merged_twice(tmp_path):
+  write_lines(tmp_path / "a.jsonl", {"id": "a", "text": LONG})
+  for name, size in (("whole", 0), ("cut", 16)):
+    build(tmp_path / "a.jsonl", tmp_path / name, chunking={"size": size})
+  with pytest.raises(ValueError, match="'a' is whole in one of them and cut into chunks in another"):
+    merge_knowledge_bases([tmp_path / "whole", tmp_path / "cut"], tmp_path / "kb", progress=False)
