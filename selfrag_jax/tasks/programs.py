@@ -2,7 +2,8 @@
 
 What it is closed off from depends on the system, and `isolation` tells it: on Linux, namespaces take away the network,
 other processes and all files but the interpreter's, and Landlock (Linux 5.13) files, TCP and signals where containers
-refuse namespaces. Time, memory and what comes back are limited everywhere.
+refuse namespaces; seccomp refuses sockets, keys, and memory that no limit counts. Time, memory and what comes back are
+limited everywhere.
 """
 
 import ast
@@ -31,7 +32,7 @@ TOO_LONG = "did not end in time"
 TOO_LARGE = "took too much memory, or too many processes"
 TOO_MUCH = "wrote too much"
 LARGEST = 1 << 16  # bytes of an answer; what the sandbox writes is shorter
-PROCESSES = 64  # of one test
+PROCESSES, THREADS = 64, 512  # of one test; a user's limit of both does not hold for root
 TICK = 0.05  # seconds between two looks at the memory
 SANDBOX = Path(__file__).with_name("sandbox.py")
 
@@ -161,7 +162,7 @@ def _is_too_large(pid: int, size: int) -> bool:
   The first look is cheap and counts shared pages for each.
   """
   pids = _descendants(pid)
-  if len(pids) > PROCESSES:
+  if len(pids) > PROCESSES or _sum(pids, "stat", lambda text: int(text.rpartition(")")[2].split()[17])) > THREADS:
     return True
   page = os.sysconf("SC_PAGE_SIZE")
   return _sum(pids, "statm", lambda text: int(text.split()[1]) * page) > size < _sum(pids, "smaps_rollup", _share)
@@ -206,7 +207,9 @@ def read_program(path: Path) -> tuple[str, list[UnitTest]]:
     for test in tests:
       ast.parse(test.call, mode="eval")
       ast.literal_eval(test.result)
-    return str(content["program"]), tests
+    if not isinstance(content["program"], str):
+      raise TypeError(f"the program is {type(content['program']).__name__}, not text")
+    return content["program"], tests
   except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
     raise ValueError(f"{path} holds no program with its tests: {error!r}") from None
 

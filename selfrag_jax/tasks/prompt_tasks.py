@@ -115,7 +115,7 @@ def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
   """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): lines of `question` and `answer`, whose result follows `####`."""
   path, found = _file(section), []
   for number, record in read_jsonl(path):
-    if not {"question", "answer"} <= record.keys() or "####" not in str(record["answer"]):
+    if not all(isinstance(record.get(part), str) for part in ("question", "answer")) or "####" not in record["answer"]:
       raise ValueError(f"{path}, line {number}: a line of GSM8K has a question, and an answer with ####")
     found.append(Sample(record["question"], record["answer"].split("####")[1].strip().replace(",", "")))
   last = Text("prompt.txt", "system prompt of the model that calculates", f"Solve the problem. {ENDING} the number.")

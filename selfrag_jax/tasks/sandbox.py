@@ -25,6 +25,15 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system calls that the C library h
 MOUNT_SETATTR, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 442, 444, 445, 446
 READ, WRITE, ALL = 0b1101, 0b10, (1 << 13) - 1  # rights of Landlock: execute, read file, read folder; write file
 SINCE = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # rights of later versions: refer, truncate, ioctl
+# system calls for memory that no limit counts (of System V, of sockets), keys of the session, and the network
+REFUSED = {  # shmget, shmat, semget, msgget, socket, connect, setsockopt, add_key, request_key, keyctl, io_uring
+  "x86_64": (29, 30, 64, 68, 41, 42, 54, 248, 249, 250, 425),
+  "aarch64": (194, 196, 190, 186, 198, 203, 208, 217, 218, 219, 425),
+}
+SOCKETPAIR, ARCHITECTURE = {"x86_64": 53, "aarch64": 199}, {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SECCOMP, FILTER, ALLOW, REFUSE = 22, 2, 0x7FFF0000, 0x00050001  # of prctl, and of a filter: EPERM
+LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # instructions of a filter
+OTHER_ABI, STREAM = 0x40000000, 1
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime")
 
@@ -38,7 +47,7 @@ def check(result: int) -> int:
   return result
 
 
-def prctl(*arguments: int) -> int:
+def prctl(*arguments: int | bytes) -> int:
   """Set something of this process; -1 where the system has no such call."""
   return libc.prctl(*arguments) if sys.platform == "linux" else -1
 
@@ -75,6 +84,7 @@ def main() -> None:
     prctl(DEATH_SIGNAL, signal.SIGKILL)
   closed |= close_files(is_new_mount="mounts" in closed)
   drop_privileges()
+  closed = refuse_calls() | closed
   if arguments:
     limit(*arguments, processes=PROCESSES if "processes" in closed else None)
     answer(program, call, out)
@@ -200,6 +210,25 @@ def restrict(folder: str) -> dict[str, str]:
   os.close(rules)
   closed = {"files": "Landlock"}
   return closed | ({"tcp": "Landlock"} if version >= 4 else {}) | ({"signals": "Landlock"} if version >= 6 else {})
+
+
+def refuse_calls() -> dict[str, str]:
+  """Have seccomp refuse system calls for good; pairs of sockets are left where they are connected streams."""
+  machine = os.uname().machine
+  if sys.platform != "linux" or machine not in REFUSED:
+    return {}
+  refused = REFUSED[machine]
+  allow, refuse = len(refused) + 8, len(refused) + 9  # places of the last two instructions
+  # code, how many to skip if it is so and if not, operand; a call has its number at 0, architecture at 4, type at 24
+  steps = [(LOAD, 0, 0, 4), (EQUAL, 0, refuse - 2, ARCHITECTURE[machine]), (LOAD, 0, 0, 0)]
+  steps.append((AT_LEAST, refuse - 4, 0, OTHER_ABI))
+  steps += [(EQUAL, refuse - place - 1, 0, call) for place, call in enumerate(refused, len(steps))]
+  steps += [(EQUAL, 0, allow - len(steps) - 1, SOCKETPAIR[machine]), (LOAD, 0, 0, 24), (AND, 0, 0, 0xF)]
+  steps += [(EQUAL, 0, 1, STREAM), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+  code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+  program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+  is_refused = prctl(SECCOMP, FILTER, program) == 0
+  return {"network": "seccomp"} if is_refused else {}
 
 
 def drop_privileges() -> None:

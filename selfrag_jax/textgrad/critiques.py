@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +51,15 @@ class PastCritique:
 
 def write_line(id: str, critique: Critique) -> bytes:
   """Return the line of a file that holds a critique."""
-  text = json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False) + "\n"
+  text = json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False, default=_number) + "\n"
   return text.encode("utf-8", "replace")  # half of a surrogate pair is in no UTF-8 file
+
+
+def _number(value: Any) -> Any:
+  """Return a number of numpy or JAX as Python's. Raises TypeError for anything else."""
+  if callable(getattr(value, "item", None)):
+    return value.item()
+  raise TypeError(f"a critique holds {type(value).__name__}; its parts are texts and numbers")
 
 
 def parse_line(line: bytes) -> tuple[str, Critique]:

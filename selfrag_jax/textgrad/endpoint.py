@@ -6,10 +6,11 @@ import math
 import os
 import threading
 import urllib.parse
-from typing import Any, TypeGuard
+from typing import Any
 
+from selfrag_jax.textgrad.checks import check_text
 from selfrag_jax.textgrad.engine import MeteredEngine
-from selfrag_jax.textgrad.limits import LARGEST, Completion, Content, EngineError
+from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 
 OLLAMA = "http://localhost:11434/v1"
 PREFIXES = ("gpt-", "chatgpt-", "o1", "o3", "o4", "claude-", "gemini-", "openai/")  # names that are taken as models
@@ -54,11 +55,14 @@ class OpenAIEngine(MeteredEngine):
 
     Raises ValueError when a key is needed and there is none, and for an address or an option that no endpoint takes.
     """
+    if not check_text(model_string, "the name of the model").strip():
+      raise ValueError("no model: give the name that the endpoint has for it")
     super().__init__(model_string, temperature=temperature, max_tokens=max_tokens, **options)
     if not 0 < timeout < math.inf or max_retries < 0:
       raise ValueError(f"timeout = {timeout} must be above 0, and max_retries = {max_retries} not below it")
     self.base_url = base_url or os.environ.get("OPENAI_BASE_URL")
     self._is_openai = _is_openai(self.base_url)
+    self.address = "" if self._is_openai else f"{(self.base_url or '').rstrip('/')} "
     variable = api_key_env or (OPENAI_KEY if self._is_openai else None)
     self._key = _checked(api_key or (os.environ.get(variable, "") if variable else ""), variable)
     if not self._key:
@@ -98,21 +102,19 @@ class OpenAIEngine(MeteredEngine):
       failed = f"could not be asked: {error.__cause__ or error}"
     except openai.OpenAIError as error:
       failed = f"could not be asked: {error}"
-    except (AttributeError, IndexError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
       failed = f"sent no chat completion: {error}"
     else:
       text = self._without_key(text)  # `generate` refuses an empty one, when what it cost is booked
-      prompt, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-      return Completion(
-        text,
-        prompt if _is_count(prompt) else self.count_tokens(content) + self.count_tokens(system_prompt),
-        answered if _is_count(answered) else self.count_tokens(text),
-      )
+      return Completion(text, *(getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")))
     raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # here: no cause holds the request
 
   def _refused(self, error: Any) -> str:
     if 300 <= error.status_code < 400:
-      to = urllib.parse.urlsplit(error.response.headers.get("location", ""))
+      try:
+        to = urllib.parse.urlsplit(urllib.parse.urljoin(str(error.response.url), error.response.headers["location"]))
+      except (KeyError, ValueError):
+        return "it redirects to what is no address"
       host = to.netloc.rpartition("@")[2]
       return f"it redirects to {to.scheme}://{host}{to.path}, which is not followed; give that as base_url"
     if error.status_code in (401, 403) and self._key == NO_KEY:
@@ -142,7 +144,7 @@ class OpenAIEngine(MeteredEngine):
       return self._client
 
   def _where(self) -> str:
-    return f"{self.model_string} at {(self.base_url or 'OpenAI').partition('?')[0]}"
+    return f"{self.model_string} at {self.base_url or 'OpenAI'}"
 
 
 def _openai() -> Any:
@@ -158,27 +160,29 @@ def _is_openai(url: str | None) -> bool:
   if url is None:
     return True
   try:
-    parts = urllib.parse.urlsplit(url)
+    parts = urllib.parse.urlsplit(check_text(url, "base_url"))
     port = parts.port
   except ValueError as error:
     raise ValueError(f"base_url: {error}") from None
   if parts.username is not None or parts.password is not None or "@" in parts.netloc:
     raise ValueError("base_url holds a user's name or a password (before @); give api_key or api_key_env instead")
-  if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() or c == "\\" for c in url):
+  if "?" in url or "#" in url:  # the path of each call is put behind it; what follows ? may be a key
+    raise ValueError("base_url goes on after its path, by ? or #; give such parameters as extra_query={...}")
+  if parts.scheme not in ("http", "https") or not parts.hostname or not _is_printable(url):
     raise ValueError(f"base_url = {_short(url)!r} is no address such as http://localhost:8000/v1")
   return parts.scheme == "https" and parts.hostname in OPENAI_HOSTS and port in (None, 443)
 
 
+def _is_printable(url: str) -> bool:
+  return url.isprintable() and not any(c.isspace() or c == "\\" for c in url)
+
+
 def _checked(key: str, variable: str | None) -> str:
   """Return a key that a header can hold. Raises ValueError, without the key, for another."""
-  key = key.strip()
+  key = check_text(key, variable or "api_key").strip()
   if not (key.isascii() and key.isprintable()):
     raise ValueError(f"the key in {variable or 'api_key'} holds characters that no HTTP header may have")
   return key
-
-
-def _is_count(n: Any) -> TypeGuard[int]:
-  return type(n) is int and 0 <= n <= LARGEST
 
 
 class ChatExternalClient(OpenAIEngine):
@@ -186,7 +190,9 @@ class ChatExternalClient(OpenAIEngine):
 
   def __init__(self, client: Any, model_string: str, **options: Any):
     """Make an engine; `options` are those of `OpenAIEngine` but for address, key and retries, which the client has."""
-    super().__init__(model_string, str(client.base_url), "none", **options)
+    super().__init__(model_string, str(client.base_url), NO_KEY, **options)
+    key = getattr(client, "api_key", None)
+    self._key = key if isinstance(key, str) else NO_KEY  # what an echo of it is known by
     self._client = client
 
 

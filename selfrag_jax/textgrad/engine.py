@@ -17,9 +17,10 @@ from selfrag_jax.textgrad.limits import (
   ContextBudgetError,
   EngineCache,
   EngineError,
+  believed,
   estimate_tokens,
 )
-from selfrag_jax.textgrad.options import check_options, open_cache
+from selfrag_jax.textgrad.options import check_limit, check_options, open_cache
 
 T = TypeVar("T")
 LOGGED = 1000  # prompts that a `CallableEngine` keeps
@@ -42,6 +43,8 @@ class EngineLM(abc.ABC):
 
 class MeteredEngine(EngineLM):
   """An engine with limits; subclasses implement `complete`."""
+
+  address = ""  # of the server that has the model: two of one name may be different models
 
   def __init__(
     self,
@@ -67,10 +70,8 @@ class MeteredEngine(EngineLM):
 
     Raises ValueError for a limit below 1.
     """
-    limits = {"context_tokens": context_tokens, "concurrency": concurrency, "max_tokens": sampling.get("max_tokens")}
-    for name, limit in limits.items():
-      if limit is not None and limit < 1:
-        raise ValueError(f"{name} = {limit} must be at least 1")
+    for name, limit in (("context_tokens", context_tokens), ("concurrency", concurrency)):
+      check_limit(name, limit)
     self.model_string, self.context_tokens, self.concurrency = model_string, context_tokens, concurrency
     self.cache = open_cache(cache)
     self.account, self.count_tokens, self.sampling = account, count_tokens, sampling
@@ -81,10 +82,14 @@ class MeteredEngine(EngineLM):
     """Answer a prompt, without limits."""
 
   def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
-    """Answer a prompt. Raises ContextBudgetError, BudgetError, EngineError."""
+    """Answer a prompt.
+
+    Raises TypeError for what is no prompt, ValueError for an unknown option, ContextBudgetError, BudgetError and
+    EngineError.
+    """
+    check_options(type(self), sampling)
     sampling = {**self.sampling, **sampling}
-    content = _plain(content) if isinstance(content, str) else [_plain(p) if isinstance(p, str) else p for p in content]
-    system_prompt = None if system_prompt is None else _plain(system_prompt)
+    content, system_prompt = _prompt(content), None if system_prompt is None else _prompt_text(system_prompt)
     prompt_tokens = self.count_tokens(content) + self.count_tokens(system_prompt)
     longest = sampling.get("max_completion_tokens") or sampling.get("max_tokens") or 0
     if self.context_tokens is not None and prompt_tokens + longest > self.context_tokens:
@@ -92,18 +97,18 @@ class MeteredEngine(EngineLM):
         f"a prompt of {prompt_tokens:,} tokens and an answer of up to {longest:,} exceed the context of "
         f"{self.model_string}, {self.context_tokens:,}: use_gradient_rag=True keeps prompts in a budget"
       )
-    key = EngineCache.key(self.model_string, content, system_prompt, sampling) if self.cache else ""
+    key = EngineCache.key(self.address + self.model_string, content, system_prompt, sampling) if self.cache else ""
     if self.cache and (known := self.cache.get(key)) is not None:
       if self.account:
         self.account.note_cached()
       return known
     with (self.account or Account()).spending(prompt_tokens, longest) as note:
       completion = self.complete(content, system_prompt, **sampling)
-      note(completion)
       text = _plain(completion.text) if isinstance(completion.text, str) else ""
+      told, answered = believed(completion.prompt_tokens, prompt_tokens), self.count_tokens(text)
       in_book = bool(self.account and text and self.cache is self.account.book)
-      if self.account:
-        self.account.save(*((key, text) if in_book else ()))
+      counted = Completion(text, told, believed(completion.completion_tokens, answered))
+      note(counted, *((key, text) if in_book else ()))
       if self.cache and text and not in_book:
         self.cache.put(key, text)
     return _text(completion.text, self)
@@ -136,7 +141,8 @@ class CallableEngine(MeteredEngine):
       del self.calls[:-LOGGED]
       self._asked += 1
     text = self._answer(content, system_prompt)
-    return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text))
+    answered = self.count_tokens(text) if isinstance(text, str) else 0  # `generate` refuses what is no text
+    return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), answered)
 
   def _next(self, content: Content, system_prompt: str | None) -> str:
     with self._log:
@@ -231,6 +237,22 @@ class _Helpers:
 _helpers = _Helpers()
 if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
   os.register_at_fork(after_in_child=_helpers.__init__)
+
+
+def _prompt(content: Any) -> Content:
+  """Return a text, or texts and images, for UTF-8. Raises TypeError for anything else."""
+  if isinstance(content, (list, tuple)):
+    return [part if isinstance(part, bytes) else _prompt_text(part) for part in content]
+  return _prompt_text(content)
+
+
+def _prompt_text(text: Any) -> str:
+  if not isinstance(text, str):
+    raise TypeError(
+      f"an engine is asked a text, or a list of texts and images, not {type(text).__name__}; "
+      "the text of a Variable is its value"
+    )
+  return _plain(text)
 
 
 def _text(answer: Any, engine: EngineLM) -> str:

@@ -1,13 +1,16 @@
 """An HTTP client for servers that are not trusted: no redirects, bounded answers, headers for their own host alone."""
 
 import os
+import queue
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 
 LARGEST = 16 << 20  # bytes of an answer
+ENCODINGS = ("", "identity", "gzip")
 
 
 class TooLargeError(httpx.TransportError):
@@ -27,15 +30,37 @@ class BoundedClient(httpx.Client):
     self._key, self._seconds, self._is_openai = key, seconds, is_openai
 
   def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-    """Send a request and read the whole answer. Raises httpx.TransportError."""
+    """Send a request and read the whole answer. Raises httpx.TransportError or httpx.DecodingError."""
     if not self._is_openai:
       for name in ("OpenAI-Organization", "OpenAI-Project", *_custom_headers()):
         request.headers.pop(name, None)
       request.headers["Authorization"] = f"Bearer {self._key}"
+    request.headers["Accept-Encoding"] = "gzip"
+    # in a thread that may be given up: where headers drip, or never end, nothing else tells the time
+    outcomes: queue.SimpleQueue[httpx.Response | BaseException] = queue.SimpleQueue()
     end = time.monotonic() + self._seconds
+    threading.Thread(target=self._read, args=(request, options, end, outcomes.put), daemon=True).start()
+    try:
+      outcome = outcomes.get(timeout=min(self._seconds, threading.TIMEOUT_MAX))
+    except queue.Empty:
+      raise httpx.ReadTimeout("the answer did not end in time") from None
+    if isinstance(outcome, BaseException):
+      raise outcome
+    return outcome
+
+  def _read(self, request: httpx.Request, options: dict[str, Any], end: float, done: Callable[[Any], None]) -> None:
+    try:
+      done(self._answer(request, options, end))
+    except BaseException as error:  # raised where the answer is waited for
+      done(error)
+
+  def _answer(self, request: httpx.Request, options: dict[str, Any], end: float) -> httpx.Response:
     response = super().send(request, **{**options, "stream": True, "follow_redirects": False})
     data = bytearray()
     try:
+      encoding = response.headers.get("content-encoding", "identity").strip().lower()
+      if encoding not in ENCODINGS:  # a few bytes that are compressed twice are gigabytes
+        raise httpx.DecodingError(f"the answer is encoded as {encoding[:40]!r}, gzip was asked for")
       response.stream = _Timed(response.stream, end)
       for chunk in response.iter_bytes():  # decompressed: a small answer may be a large one
         data += chunk
@@ -43,8 +68,11 @@ class BoundedClient(httpx.Client):
           raise TooLargeError(f"more than {LARGEST >> 20} MiB were sent")
     finally:
       response.close()
-    told = ("content-encoding", "content-length", "transfer-encoding")
-    headers = [(name, value) for name, value in response.headers.multi_items() if name not in told]
+    # a charset names any codec of Python's; JSON is UTF-8
+    told = (b"content-encoding", b"content-length", b"transfer-encoding", b"content-type")
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in told]
+    kind = response.headers.get("content-type", "").partition(";")[0].encode("ascii", "replace")
+    headers.append((b"Content-Type", kind + b"; charset=utf-8"))
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=request)
 
 

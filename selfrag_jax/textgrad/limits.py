@@ -9,11 +9,13 @@ import math
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 COUNTS = ("calls", "cached_calls", "prompt_tokens", "completion_tokens", "largest_prompt")
 LARGEST = 1 << 53  # a count that is booked
+MOST = 1 << 32  # tokens of a call that a server is believed to have counted
 PATIENCE = 3600  # seconds that a call waits for the budget while no other call ends
 Content = str | list[str | bytes]  # a prompt, or texts and images in their order
 
@@ -31,11 +33,16 @@ class BudgetError(EngineError):
 
 
 class Completion(NamedTuple):
-  """An answer and what it took."""
+  """An answer and what it took, as it was told; `MeteredEngine` counts itself where that is no count."""
 
   text: str
-  prompt_tokens: int
-  completion_tokens: int
+  prompt_tokens: Any
+  completion_tokens: Any
+
+
+def believed(told: Any, own: int) -> int:
+  """Return a count of tokens that was told, or our own where that is none, or says that something was nothing."""
+  return told if type(told) is int and min(own, 1) <= told <= MOST else own
 
 
 def estimate_tokens(content: Content | None) -> int:
@@ -80,15 +87,17 @@ class Account:
     self.max_tokens, self.max_cost = max_tokens, max_cost
     self.book: EngineCache | None = None
     self._prices = prompt_price, completion_price
-    self._begin()
-    self._unbooked = _nothing()
     for name in COUNTS:
       setattr(self, name, 0)
+    self._begin()
+    _forked.add(self)
 
   def _begin(self) -> None:
-    self._process, self._settled = os.getpid(), threading.Condition()
+    """Begin without calls; in a fork too, which has none of the threads that make them, nor what they are to book."""
+    self._settled, self._booking = threading.Condition(), threading.Lock()
     self._running: list[_Call] = []
     self._waiting: list[_Call] = []
+    self._unbooked = _nothing()
 
   @property
   def tokens(self) -> int:
@@ -110,14 +119,15 @@ class Account:
     self._unbooked = _nothing()
 
   @contextlib.contextmanager
-  def spending(self, prompt_tokens: int, completion_tokens: int) -> Iterator[Callable[[Completion], None]]:
-    """Reserve what a call may take at most; the caller is given a function that notes what it took.
+  def spending(self, prompt_tokens: int, completion_tokens: int) -> Iterator[Callable[..., None]]:
+    """Reserve what a call may take at most; the caller is given `note(completion, key, text)`, to book what it took.
+
+    With a `key`, the text is written with it to the cache that the book is.
 
     Where the budget does not cover it beside the calls that are running, it waits for them. Raises BudgetError if the
     call could overspend when none is running any more, but those that wait for it themselves.
     """
-    if self._process != os.getpid():  # a fork has none of the threads whose calls are running
-      self._begin()
+    self._hear_of_others()
     call = _Call(prompt_tokens, completion_tokens, _around.get())
     with self._settled:
       self._waiting.append(call)
@@ -140,6 +150,16 @@ class Account:
         self._running.remove(call)
         self._settled.notify_all()
 
+  def _hear_of_others(self) -> None:
+    """Count what other processes have booked in the same file: forks of this one share its budget."""
+    if self.book is None or not self.book.was_changed_by_others():
+      return
+    with self._booking:
+      booked = self.book.spent()
+      with self._settled:
+        for name, n in _merge(booked, self._unbooked).items():
+          setattr(self, name, n)
+
   def _over(self, call: "_Call") -> str:
     """Return in words by how much a call would overspend, beside those that are running; nothing if it does not."""
     prompt = self.prompt_tokens + sum(c.prompt_tokens for c in (call, *self._running))
@@ -151,16 +171,17 @@ class Account:
       return f"the call may bring the run to a cost of {cost:.4f}, budgeted are {self.max_cost}"
     return ""
 
-  def _note(self, completion: Completion) -> None:
-    with self._settled:
-      self._add(
-        {
-          "calls": 1,
-          "prompt_tokens": completion.prompt_tokens,
-          "completion_tokens": completion.completion_tokens,
-          "largest_prompt": completion.prompt_tokens,
-        }
-      )
+  def _note(self, completion: Completion, key: str = "", text: str = "") -> None:
+    counts = {
+      "calls": 1,
+      "prompt_tokens": completion.prompt_tokens,
+      "completion_tokens": completion.completion_tokens,
+      "largest_prompt": completion.prompt_tokens,
+    }
+    with self._booking:  # no other thread books this call without its answer
+      with self._settled:
+        self._add(counts)
+      self._save(key, text)
 
   def note_cached(self) -> None:
     """Count a call that the cache answered; it costs nothing."""
@@ -173,11 +194,12 @@ class Account:
       if name in COUNTS:
         setattr(self, name, total)
 
-  def save(self, key: str = "", text: str = "") -> None:
-    """Book what is not booked yet, with an answer for the cache that the book is, if `key` is given.
+  def save(self) -> None:
+    """Book what is not booked yet. Raises EngineError when that cannot be written; the next call tries it again."""
+    with self._booking:
+      self._save()
 
-    Raises EngineError when that cannot be written; it is tried again with the next one.
-    """
+  def _save(self, key: str = "", text: str = "") -> None:
     if self.book is None:
       return
     with self._settled:
@@ -232,6 +254,18 @@ def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
   return into
 
 
+_forked: weakref.WeakSet[Any] = weakref.WeakSet()  # what has locks, which a fork may find held by no thread
+
+
+def _begin_in_fork() -> None:
+  for shared in list(_forked):
+    shared._begin()
+
+
+if hasattr(os, "register_at_fork"):
+  os.register_at_fork(after_in_child=_begin_in_fork)
+
+
 class EngineCache:
   """Answers on disk by model, prompt and sampling parameters, in one SQLite file that several processes may share.
 
@@ -245,10 +279,19 @@ class EngineCache:
     """
     self.path, self._survives_power_loss = path, survives_power_loss
     self._inherited: list[sqlite3.Connection] = []
+    self._file: Any = None
+    self._begin()
     self._open()
+    _forked.add(self)
+
+  def _begin(self) -> None:
+    """Begin without a connection, which is of one process; closed in a fork, it would take its parent's locks."""
+    if self._file is not None:
+      self._inherited.append(self._file)
+    self._lock, self._version = threading.Lock(), -1
+    self._file: Any = None
 
   def _open(self) -> None:
-    self._process, self._lock = os.getpid(), threading.Lock()
     columns = ", ".join(f"{name} INTEGER NOT NULL" for name in COUNTS)
     with self._errors():
       self._file = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
@@ -260,13 +303,12 @@ class EngineCache:
 
   @contextlib.contextmanager
   def _transaction(self) -> Iterator[sqlite3.Connection]:
-    if (
-      self._process != os.getpid()
-    ):  # a connection is of one process; closed in a fork, it would take its parent's locks
-      self._inherited.append(self._file)
-      self._open()
-    with self._lock, self._errors(), self._file:
-      yield self._file
+    with self._lock:
+      if self._file is None:
+        self._open()
+      file: Any = self._file
+      with self._errors(), file:
+        yield file
 
   def get(self, key: str) -> str | None:
     """Return the answer that is known."""
@@ -285,6 +327,13 @@ class EngineCache:
         file.execute(f"INSERT INTO spent VALUES ({', '.join('?' * len(COUNTS))})", [counts[name] for name in COUNTS])
       if key:
         file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+
+  def was_changed_by_others(self) -> bool:
+    """Tell whether another process has written since this was asked last, or may have before."""
+    with self._transaction() as file:
+      version = file.execute("PRAGMA data_version").fetchone()[0]
+    known, self._version = self._version, version
+    return version != known
 
   def spent(self) -> dict[str, int]:
     """Return what is booked. Raises EngineError if that was damaged."""

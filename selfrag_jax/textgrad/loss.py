@@ -47,8 +47,11 @@ class MultiFieldEvaluation(Module):
       raise ValueError(f"role_descriptions must differ, and none may be 'instruction': {self.role_descriptions}")
     self.engine = resolve_engine(engine)
     self.system_prompt = _fixed(system_prompt or "You judge how texts relate to each other.", JUDGE)
-    lines = ["{instruction}", *(f"**{role}**: {{{role}}}" for role in self.role_descriptions)]
-    fields = dict.fromkeys(["instruction", *self.role_descriptions])
+    # names of their own: roles may hold what a format string reads as something else
+    self._names = [f"input_{i}" for i in range(len(self.role_descriptions))]
+    roles = [role.replace("{", "{{").replace("}", "}}") for role in self.role_descriptions]
+    lines = ["{instruction}", *(f"**{role}**: {{{name}}}" for role, name in zip(roles, self._names, strict=True))]
+    fields = dict.fromkeys(["instruction", *self._names])
     self.formatted_llm_call = FormattedLLMCall(self.engine, "\n".join(lines), fields, self.system_prompt)
 
   def forward(self, inputs: Sequence[Variable]) -> Variable:
@@ -58,7 +61,7 @@ class MultiFieldEvaluation(Module):
       raise ValueError(f"{len(inputs)} inputs for the roles {self.role_descriptions}")
     for role, v in zip(self.role_descriptions, inputs, strict=True):
       v.set_role_description(role)
-    named = {"instruction": self.evaluation_instruction, **dict(zip(self.role_descriptions, inputs, strict=True))}
+    named = {"instruction": self.evaluation_instruction, **dict(zip(self._names, inputs, strict=True))}
     return self.formatted_llm_call(named, response_role_description="evaluation of the prediction")
 
 

@@ -1,8 +1,9 @@
 """What engines are given by name: sampling parameters, and where answers are kept."""
 
 import inspect
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from selfrag_jax.textgrad.checks import closest, did_you_mean
@@ -36,15 +37,35 @@ SAMPLING = frozenset(
   }
 )
 
+# what a call may take at most, and what it brings: one answer of one model
+BOUNDED = frozenset({"n", "best_of", "stream", "model", "messages", "max_tokens", "max_completion_tokens"})
 
-def check_options(engine: type, sampling: Iterable[str]) -> None:
-  """Raise ValueError for what is no sampling parameter, with the options that the engine has."""
+
+def check_options(engine: type, sampling: Mapping[str, Any]) -> None:
+  """Raise ValueError for what is no sampling parameter, with the options that the engine has, and for a bad limit."""
   for name in sampling:
     if name not in SAMPLING:
       own = sorted({option for kind in engine.__mro__[:-1] for option in _keywords(kind)})
       options = f"its options are {', '.join(own)}, and of sampling {', '.join(sorted(SAMPLING))}"
       guess = did_you_mean(closest(name, [*own, *SAMPLING]))
       raise ValueError(f"unknown option {name!r} of {engine.__name__}{guess}; {options}; others go into extra_body")
+  for name in ("max_tokens", "max_completion_tokens"):
+    check_limit(name, sampling.get(name))
+  body = sampling.get("extra_body") or {}
+  if not isinstance(body, Mapping):
+    raise TypeError(f"extra_body must be a dict by name, not {type(body).__name__}")
+  if found := BOUNDED & body.keys():
+    raise ValueError(f"{min(found)!r} cannot be in extra_body, where neither the budget nor the cache would know of it")
+
+
+def check_limit(name: str, limit: Any) -> None:
+  """Raise TypeError or ValueError for a limit that is no number from 1 on; None is no limit."""
+  if limit is None:
+    return
+  if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+    raise TypeError(f"{name} must be a number, not {type(limit).__name__}")
+  if not 1 <= limit < math.inf:
+    raise ValueError(f"{name} = {limit} must be at least 1")
 
 
 def _keywords(engine: type) -> list[str]:

@@ -1,10 +1,11 @@
 """Engines of all the providers that the package LiteLLM knows."""
 
 import importlib.util
+import os
 import sys
 from typing import Any
 
-from selfrag_jax.textgrad.endpoint import messages_of
+from selfrag_jax.textgrad.endpoint import SECRET, messages_of
 from selfrag_jax.textgrad.engine import MeteredEngine
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 
@@ -56,16 +57,25 @@ class LiteLLMEngine(MeteredEngine):
     litellm: Any = importlib.import_module("litellm")
     messages = messages_of(content, system_prompt)
     options = {"timeout": self._timeout, "num_retries": self._max_retries, **sampling}
+    failed = ""
     try:
       answer = litellm.completion(model=self.model_string, messages=messages, **options)
     except Exception as error:  # each provider has errors of its own
-      raise EngineError(f"{self.model_string} through LiteLLM: {type(error).__name__}: {str(error)[:300]}") from error
+      failed = f"{type(error).__name__}: {error}"
+    if failed:  # here: no cause holds the request
+      raise EngineError(f"{self.model_string} through LiteLLM: {_without_keys(failed)[:300]}")
     try:
       text = answer["choices"][0]["message"]["content"]
       usage = answer.get("usage") or {}
       tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError) as error:
       raise EngineError(f"{self.model_string} through LiteLLM sent no chat completion: {error}") from None
-    text = text or ""  # `generate` refuses it, when what it cost is booked
-    own = self.count_tokens(content) + self.count_tokens(system_prompt), self.count_tokens(text)
-    return Completion(text, *(ours if theirs is None else theirs for theirs, ours in zip(tokens, own, strict=True)))
+    return Completion(text or "", *tokens)  # `generate` refuses an empty one, when what it cost is booked
+
+
+def _without_keys(text: str) -> str:
+  """Cut out what the environment has under the name of a key: which of them LiteLLM has sent, nobody else knows."""
+  for name, value in os.environ.items():
+    if name.upper().endswith(("KEY", "TOKEN", "SECRET", "PASSWORD")) and len(value) >= SECRET:
+      text = text.replace(value, "[key]")
+  return text

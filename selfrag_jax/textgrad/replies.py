@@ -1,9 +1,12 @@
 """What an optimizer's answer is taken for: the text between its tags, and as much of a change as the budget allows."""
 
+import collections
 import difflib
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+MOST_PAIRS = 100_000  # of the same word in two texts that are compared
 LONGEST = 200_000  # characters of a variable; a model that runs on writes more
 
 
@@ -48,7 +51,8 @@ def _shown(reply: str) -> str:
 def changed_share(old: str, new: str) -> float:
   """Return how much of a text has changed, from 0 to 1: words removed and added, of the words of both."""
   a, b = _words(old), _words(new)
-  return 1 - difflib.SequenceMatcher(None, a, b, autojunk=False).ratio() if a or b else 0.0
+  common = sum(a1 - a0 for name, a0, a1, _, _ in _operations(a, b) if name == "equal")
+  return 1 - 2 * common / (len(a) + len(b)) if a or b else 0.0
 
 
 def limit_edit(old: str, new: str, budget: float) -> str:
@@ -57,21 +61,45 @@ def limit_edit(old: str, new: str, budget: float) -> str:
   A change that is too large by itself is left out whole; later ones that fit are made.
   """
   a, b = _words(old), _words(new)
-  operations = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
   kept: list[str] = []
-  made: list[tuple[int, int]] = []  # words removed and added by the changes that are made
-  for name, a0, a1, b0, b1 in operations:
-    if name == "equal":
-      kept += a[a0:a1]
-      continue
-    removed, added = (sum(column) for column in zip(*made, (a1 - a0, b1 - b0), strict=True))
+  removed = added = 0  # words, by the changes that are made
+  for name, a0, a1, b0, b1 in _operations(a, b):
+    more, less = added + b1 - b0, removed + a1 - a0
     # the share of `changed_share`, if this change is the last: 1 - 2 * common / (words of both)
-    if removed + added <= budget * (2 * len(a) - removed + added):
-      made.append((a1 - a0, b1 - b0))
+    if name != "equal" and less + more <= budget * (2 * len(a) - less + more):
+      removed, added = less, more
       kept += b[b0:b1]
     else:
       kept += a[a0:a1]
   return "".join(kept)
+
+
+def _operations(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
+  """Return the opcodes of difflib that lead from a to b.
+
+  Words that stand too often in what is not the same at either end are matched beside others alone: the time is that of
+  their number in a times that in b, again and again, and a model that runs on repeats itself without end.
+  """
+  start = _common(zip(a, b, strict=False))
+  end = _common(zip(a[start:][::-1], b[start:][::-1], strict=False))
+  left, right = a[start : len(a) - end], b[start : len(b) - end]
+  count_a, count_b = collections.Counter(left), collections.Counter(right)
+  pairs, frequent = 0, set()
+  for n, word in sorted((count_a[word] * count_b[word], word) for word in count_a.keys() & count_b.keys()):
+    pairs += n
+    if pairs > MOST_PAIRS:
+      frequent.add(word)
+  matcher = difflib.SequenceMatcher(frequent.__contains__, left, right, autojunk=False)
+  middle = [(name, start + i, start + j, start + k, start + n) for name, i, j, k, n in matcher.get_opcodes()]
+  return [
+    ("equal", 0, start, 0, start),
+    *middle,
+    ("equal", len(a) - end, len(a), len(b) - end, len(b)),
+  ]
+
+
+def _common(pairs: Iterable[tuple[str, str]]) -> int:
+  return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _words(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.textgrad.checks import closest, did_you_mean
+from selfrag_jax.textgrad.checks import check_text, closest, did_you_mean
 from selfrag_jax.textgrad.engine import EngineLM
 from selfrag_jax.textgrad.functions import StringBasedFunction
 from selfrag_jax.textgrad.loss import MultiChoiceTestTime, MultiFieldTokenParsedEvaluation
@@ -91,8 +91,12 @@ class BigBenchHard(Dataset):
   def __init__(self, task_name: str, root: str | None = None, split: str = "train"):
     """Read `TASK.json`."""
     path = _file(f"{task_name}.json", root, f"github.com/suzgunmirac/BIG-Bench-Hard, bbh/{task_name}.json")
-    rows = _read(path, lambda file: [(row["input"], row["target"]) for row in json.load(file)["examples"]])
+    rows = _read(path, lambda file: [self._row(row) for row in json.load(file)["examples"]])
     super().__init__(rows[_slice(split, {"train": slice(50), "val": slice(50, 150), "test": slice(150, None)})])
+
+  @staticmethod
+  def _row(row: dict[str, str]) -> tuple[str, str]:
+    return check_text(row["input"], "input"), check_text(row["target"], "target")
 
 
 class GSM8K_DSPy(Dataset):  # TextGrad's name
@@ -112,7 +116,7 @@ class GSM8K_DSPy(Dataset):  # TextGrad's name
   @staticmethod
   def _row(row: dict[str, str]) -> tuple[str, str]:
     _, answer = row["answer"].split("####")
-    return row["question"], str(int(answer.replace(",", "")))
+    return check_text(row["question"], "question"), str(int(answer.replace(",", "")))
 
 
 class _MultipleChoice(Dataset):
@@ -139,7 +143,14 @@ class MMLUInstanceDataset(_MultipleChoice):
     """Read `SUBJECT_test.csv`, `SUBJECT_val.csv` or `SUBJECT_dev.csv`, which is split="train"."""
     name = f"{subset}_{_slice(split, {'train': 'dev', 'validation': 'val', 'val': 'val', 'test': 'test'})}.csv"
     path = _file(name, root, "github.com/hendrycks/test, data.tar")
-    super().__init__(evaluation_api, _read(path, lambda file: [(q, cs, a) for q, *cs, a in csv.reader(file)]))
+    super().__init__(evaluation_api, _read(path, lambda file: [self._row(row) for row in csv.reader(file)]))
+
+  @staticmethod
+  def _row(row: list[str]) -> tuple[str, list[str], str]:
+    question, *choices, letter = row
+    if len(choices) != 4 or letter not in ("A", "B", "C", "D"):
+      raise ValueError(f"a question, four choices and a letter were expected, not {str(row)[:100]}")
+    return question, choices, letter
 
 
 class GPQAInstanceDataset(_MultipleChoice):
@@ -166,8 +177,11 @@ class LeetCodeHardEval(Dataset):
   def __init__(self, root: str | None = None):
     """Read `leetcode-hard.jsonl`."""
     path = _file("leetcode-hard.jsonl", root, "github.com/vinid/data, leetcode_with_tests.jsonl")
-    rows = _read(path, lambda file: [json.loads(line) for line in file if line.strip()])
-    super().__init__([(row["task_id"], row["prompt"], row["test"]) for row in rows])
+    super().__init__(_read(path, lambda file: [self._row(json.loads(line)) for line in file if line.strip()]))
+
+  @staticmethod
+  def _row(row: dict[str, Any]) -> tuple[str, str, Any]:
+    return check_text(row["task_id"], "task_id"), check_text(row["prompt"], "prompt"), row["test"]
 
 
 def load_task(
@@ -244,5 +258,5 @@ def _read(path: str, parse: Callable[[Any], list[Any]]) -> list[Any]:
   try:
     with open(path, encoding="utf-8", newline="") as file:
       return parse(file)
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
     raise ValueError(f"{path} is no such file as is expected: {type(error).__name__}: {error}") from None

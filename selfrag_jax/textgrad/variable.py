@@ -4,10 +4,10 @@ import base64
 import dataclasses
 import functools
 import json
+import math
 import numbers
 import os
 import pathlib
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
 from typing import Any
 
@@ -16,10 +16,10 @@ import numpy as np
 from selfrag_jax.textgrad.checks import check_list, check_text
 from selfrag_jax.textgrad.engine import Request, ask_all
 from selfrag_jax.textgrad.graph import draw
+from selfrag_jax.textgrad.images import read_image
 from selfrag_jax.textgrad.prompts import REDUCE_SYSTEM_PROMPT, reduce_prompt, shorten
 from selfrag_jax.textgrad.resolve import resolve_engine
 
-LARGEST_IMAGE = 20 << 20  # bytes
 TOGETHER = "Feedback on this text together with others: "
 LONGEST_ROLE = 200  # words, of a sum of sums
 FORMAT = 1  # of the JSON
@@ -248,7 +248,7 @@ class Variable:
         v.gradients_context = {nodes[i]: _unjson(context) for i, context in entry["gradients"]}
         v.parts = tuple(nodes[i] for i in entry["parts"])
       return nodes[content["root"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
       raise ValueError(f"{path} holds no variables that Variable.save wrote: {error}") from None
 
 
@@ -330,20 +330,6 @@ def _backwards(v: Variable) -> Iterator[Variable]:
   return reversed(list(v.predecessors))  # the order found is turned round in the end
 
 
-def read_image(path: str) -> bytes:
-  """Read an image from a file or an http(s) address. Raises ValueError when it is larger than 20 MiB, OSError."""
-  if path.startswith(("http://", "https://")):
-    request = urllib.request.Request(path, headers={"User-Agent": "selfrag_jax"})
-    with urllib.request.urlopen(request, timeout=60) as file:
-      data = file.read(LARGEST_IMAGE + 1)
-  else:
-    with open(path, "rb") as file:
-      data = file.read(LARGEST_IMAGE + 1)
-  if len(data) > LARGEST_IMAGE:
-    raise ValueError(f"{path} is larger than {LARGEST_IMAGE >> 20} MiB")
-  return data
-
-
 def _reduce(variables: Iterable[Variable], engine: Any) -> None:
   """Put the critiques of one `aggregate` into one, for each variable, all at once."""
   found = []
@@ -358,8 +344,8 @@ def _reduce(variables: Iterable[Variable], engine: Any) -> None:
     roles = dict.fromkeys(gradient.role_description for gradient in several)
     combined = Variable(text, role_description=", ".join(roles))
     combined.parts, combined._groups = tuple(several), several[0]._groups
-    kept = [gradient for gradient in v.gradients if gradient not in several]
-    v.gradients = OrderedSet([*kept, combined])
+    gone = set(several)
+    v.gradients = OrderedSet([*(gradient for gradient in v.gradients if gradient not in gone), combined])
 
 
 def _plain(v: Variable, place: dict[Variable, int]) -> dict[str, Any]:
@@ -371,7 +357,7 @@ def _plain(v: Variable, place: dict[Variable, int]) -> dict[str, Any]:
     "gradients": [[place[g], _json(v.gradients_context.get(g))] for g in v.gradients],
     "parts": [place[p] for p in v.parts],
     "embedding": None if v.embedding is None else np.asarray(v.embedding, np.float64).tolist(),
-    "loss_context": v.loss_context,
+    "loss_context": _json(v.loss_context),
   }
 
 
@@ -380,14 +366,18 @@ def _variable(entry: dict[str, Any]) -> Variable:
     _unjson(entry["value"]), requires_grad=entry["requires_grad"], role_description=entry["role_description"]
   )
   v.embedding = None if entry["embedding"] is None else np.array(entry["embedding"], np.float32)
-  v.loss_context = entry["loss_context"]
+  v.loss_context = _unjson(dict(entry["loss_context"]))
   return v
 
 
 def _json(value: Any) -> Any:
-  """Return a value or a context with its images as base64."""
+  """Return a value or a context with its images as base64, and numbers as JSON has them; NaN is null."""
   if isinstance(value, bytes):
     return {"image": base64.b64encode(value).decode()}
+  if callable(getattr(value, "item", None)):  # a number of numpy or JAX
+    value = value.item()
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
   if isinstance(value, dict):
     return {name: _json(x) for name, x in value.items()}
   return [_json(x) for x in value] if isinstance(value, list) else value

@@ -96,8 +96,6 @@ def test_the_key_of_openai_is_not_sent_to_another_server(openai_env):
     ("https://api.openai.com.evil.org/v1", NO_KEY),
     ("https://api.openai.com.:443/v1", NO_KEY),
     ("https://evil.org/api.openai.com", NO_KEY),
-    ("https://evil.org?https://api.openai.com/v1", NO_KEY),
-    ("https://evil.org#@api.openai.com/v1", NO_KEY),
     ("http://api.openai.com/v1", NO_KEY),
     ("https://api.openai.com:8443/v1", NO_KEY),
   ],
@@ -117,6 +115,11 @@ def test_the_host_is_compared_exactly(openai_env, url, key):
     "http://",
     "http://a:b/v1",
     "http://[::1",
+    "https://evil.org?https://api.openai.com/v1",
+    "https://evil.org#@api.openai.com/v1",
+    "https://host/v1?api-key=pass",
+    "http://host/v1\x7f",
+    "http://host/\ud800",
   ],
 )
 def test_addresses_that_are_none_are_refused_in_words(openai_env, url):

@@ -237,3 +237,115 @@ def test_half_a_surrogate_pair_in_a_prompt_is_asked_as_a_question_mark(tmp_path)
   engine = tg.CallableEngine(lambda content, system: content, cache=str(tmp_path / "a"), account=tg.Account())
   assert engine("a \ud800 b", system_prompt="\udfff") == "a ? b"
   assert json.dumps(engine.calls[0]) == json.dumps(["a ? b", "?"])
+
+
+def test_a_call_is_booked_with_its_own_answer_and_no_other(tmp_path, monkeypatch):
+  account, book = tg.Account(), tg.EngineCache(str(tmp_path / "answers.sqlite"))
+  account.keep(book)
+  entered, enter = [], book.enter
+
+  def slow(counts, key="", text=""):
+    entered.append((counts["calls"], bool(key)))
+    time.sleep(0.01)  # others have their answers meanwhile
+    enter(counts, key, text)
+
+  monkeypatch.setattr(book, "enter", slow)
+  engine = tg.CallableEngine(lambda content, system: "x", account=account, cache=book, concurrency=8)
+  assert len([*ask_all(engine, [Request(str(i), None) for i in range(16)])]) == 16
+  assert entered == [(1, True)] * 16
+
+
+SHARED = """
+import os, sys
+import selfrag_jax.textgrad as tg
+account, book = tg.Account(max_tokens=100), tg.EngineCache(sys.argv[1])
+account.keep(book)
+engine = tg.CallableEngine(lambda content, system: "x" * 35, account=account, max_tokens=10)
+def ask_all_that_is_paid():
+  for n in range(100):
+    try:
+      engine("y" * 35)
+    except tg.BudgetError:
+      return n
+children = []
+for _ in range(3):
+  if (child := os.fork()) == 0:
+    os._exit(ask_all_that_is_paid())
+  children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert (children, ask_all_that_is_paid()) == ([5, 0, 0], 0), children
+"""
+
+
+def test_forks_that_book_in_one_file_have_one_budget(tmp_path):
+  subprocess.run([sys.executable, "-c", SHARED, tmp_path / "answers.sqlite"], check=True, timeout=120)
+  account = tg.Account()
+  account.keep(tg.EngineCache(str(tmp_path / "answers.sqlite")))
+  assert (account.calls, account.tokens) == (5, 100)
+
+
+HELD = """
+import os, threading, time
+import selfrag_jax.textgrad as tg
+account, cache = tg.Account(), tg.EngineCache(":memory:")
+engine = tg.CallableEngine(lambda content, system: "x", account=account)
+held, go = threading.Event(), threading.Event()
+def hold():
+  with account._settled, account._booking, cache._lock:
+    held.set()
+    go.wait(60)
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+  account.note_cached()
+  cache.put("a", "b")
+  os._exit(engine("in the child") != "x")
+end = time.monotonic() + 20
+while (status := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+  time.sleep(0.01)
+os.kill(child, 9) if status == (0, 0) else None
+assert status[1] == 0 and status[0] == child, "the child hangs"
+"""
+
+
+def test_a_fork_does_not_wait_for_locks_that_only_its_parent_can_give_back():
+  subprocess.run([sys.executable, "-c", HELD], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+  ("sampling", "error", "message"),
+  [
+    ({"temprature": 0}, ValueError, "did you mean 'temperature'"),
+    ({"n": 5}, ValueError, "unknown option 'n'"),
+    ({"stream": True}, ValueError, "unknown option 'stream'"),
+    ({"max_tokens": -500}, ValueError, "max_tokens = -500 must be at least 1"),
+    ({"max_completion_tokens": float("nan")}, ValueError, "max_completion_tokens = nan"),
+    ({"max_tokens": "5"}, TypeError, "max_tokens must be a number, not str"),
+    ({"extra_body": {"max_tokens": 10**9}}, ValueError, "'max_tokens' cannot be in extra_body"),
+    ({"extra_body": {"n": 100}}, ValueError, "'n' cannot be in extra_body"),
+    ({"extra_body": "n"}, TypeError, "extra_body must be a dict"),
+  ],
+)
+def test_what_a_single_call_is_given_is_checked_as_what_the_engine_is_given(sampling, error, message):
+  account = tg.Account(max_tokens=10_000)
+  engine = tg.CallableEngine(lambda content, system: "x", account=account)
+  with pytest.raises(error, match=message):
+    engine("hi", **sampling)
+  with pytest.raises(error, match=message):
+    tg.CallableEngine(lambda content, system: "x", **sampling)
+  assert account.calls == 0
+
+
+@pytest.mark.parametrize("content", [5, None, b"abc", [1], {"a": 1}, [b"\x89PNG", ["a"]]])
+def test_what_is_no_prompt_is_refused_in_words(content):
+  engine = tg.CallableEngine(lambda content, system: "x")
+  with pytest.raises(TypeError, match="asked a text, or a list of texts and images, not"):
+    engine(content)
+  with pytest.raises(TypeError, match="not Variable; the text of a Variable is its value"):
+    engine("x", system_prompt=tg.Variable("x", role_description="a prompt"))
+
+
+@pytest.mark.parametrize("answer", [5, None, ["a"], b"a"])
+def test_a_function_that_answers_no_text_is_an_error_of_the_engine(answer):
+  with pytest.raises(tg.EngineError, match=f"answered {type(answer).__name__}, not text"):
+    tg.CallableEngine(lambda content, system: answer)("hi")

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import traceback
 import types
 
 import pytest
@@ -194,3 +195,32 @@ def test_a_client_of_the_callers_is_asked():
   client = types.SimpleNamespace(base_url="http://localhost:1234/v1", api_key="lm-studio", chat=chat)
   assert tg.ChatExternalClient(client=client, model_string="local")("hi") == "hello"
   assert asked[0]["model"] == "local"
+
+
+@pytest.mark.parametrize("name", ["ollama-", "openai/"])
+def test_an_engine_has_a_model(name):
+  with pytest.raises(ValueError, match="no model"):
+    tg.get_engine(name, api_key="k")
+  with pytest.raises(TypeError, match="name of the model must be text"):
+    tg.OpenAIEngine(None, "http://localhost:1/v1")
+
+
+def test_a_key_that_a_provider_of_litellm_echoes_is_in_no_error(litellm, monkeypatch):
+  monkeypatch.setenv("SOME_API_KEY", "very-secret-0123456789")
+
+  def refuse(**options):
+    raise RuntimeError("401: bad key very-secret-0123456789")
+
+  monkeypatch.setattr(sys.modules["litellm"], "completion", refuse)
+  with pytest.raises(tg.EngineError, match=r"401: bad key \[key\]") as caught:
+    tg.get_engine("experimental:some/model")("x")
+  assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_counts_of_litellm_that_are_none_are_counted_here(litellm, monkeypatch):
+  account = tg.Account()
+  for told in (-5, 1.5, "many", True, 0, 10**30):
+    answer = {"choices": [{"message": {"content": "yes"}}], "usage": {"prompt_tokens": told, "completion_tokens": told}}
+    monkeypatch.setattr(sys.modules["litellm"], "completion", lambda answer=answer, **options: answer)
+    tg.get_engine("experimental:some/model", account=account)("four")
+  assert (account.prompt_tokens, account.completion_tokens) == (12, 6)

@@ -109,3 +109,29 @@ def test_batches():
   assert sorted(np.concatenate(list(shuffled))) == list(range(100))
   with pytest.raises(ValueError, match="batch_size = 0"):
     DataLoader([1], batch_size=0)
+
+
+ROW = '"q","1","2","3","4"'
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "load"),
+  [
+    ("x_test.csv", f'{ROW},"A"\n"{"a" * 200_000}', lambda root: load_instance_task("MMLU_x", ENGINE, root)),
+    ("x_test.csv", f"{ROW}\n", lambda root: load_instance_task("MMLU_x", ENGINE, root)),
+    ("x_test.csv", f'{ROW},"E"\n', lambda root: load_instance_task("MMLU_x", ENGINE, root)),
+    ("x_test.csv", "\n", lambda root: load_instance_task("MMLU_x", ENGINE, root)),
+    ("gpqa_diamond.csv", "Question,Correct Answer\nq\n", lambda root: load_instance_task("GPQA_diamond", ENGINE, root)),
+    ("leetcode-hard.jsonl", '{"task_id": "1"}', lambda root: load_instance_task("LeetCodeHardEval", ENGINE, root)),
+    ("leetcode-hard.jsonl", "[1]", lambda root: load_instance_task("LeetCodeHardEval", ENGINE, root)),
+    ("train.jsonl", '{"question": "q", "answer": 5}', lambda root: load_task("GSM8K_DSPy", ENGINE, root)),
+    ("train.jsonl", '{"question": 5, "answer": "#### 5"}', lambda root: load_task("GSM8K_DSPy", ENGINE, root)),
+    ("train.jsonl", "[" * 100_000, lambda root: load_task("GSM8K_DSPy", ENGINE, root)),
+    ("x.json", '{"examples": [{"input": 5, "target": "a"}]}', lambda root: load_task("BBH_x", ENGINE, root)),
+    ("x.json", '{"examples": [{"input": "\\ud800", "target": "a"}]}', lambda root: load_task("BBH_x", ENGINE, root)),
+  ],
+)
+def test_files_that_are_damaged_within_are_named(tmp_path, name, content, load):
+  (tmp_path / name).write_text(content)
+  with pytest.raises(ValueError, match=f"{name} is no such file as is expected"):
+    load(str(tmp_path))

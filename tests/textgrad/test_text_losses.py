@@ -114,3 +114,25 @@ def test_module_parameters():
 def test_named_parameters():
   system = text("be brief", "system prompt")
   assert list(tg.BlackboxLLM(engine(), system).named_parameters()) == [("system prompt", system)]
+
+
+def test_roles_may_be_any_text():
+  roles = [
+    "question",
+    "question: part 2",
+    "a!r",
+    "a",
+    "}",
+    "{",
+    "{question}",
+    "a{b}",
+    "",
+    "a[0]",
+    "a.b",
+    "0",
+    "input_1",
+  ]
+  engine = tg.CallableEngine(lambda content, system: "fine")
+  inputs = [tg.Variable(f"<{i}>", requires_grad=False, role_description="x") for i in range(len(roles))]
+  tg.MultiFieldEvaluation("Judge.", roles, engine)(inputs)
+  assert engine.calls[0][0] == "\n".join(["Judge.", *(f"**{role}**: <{i}>" for i, role in enumerate(roles))])

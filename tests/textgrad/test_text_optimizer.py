@@ -1,6 +1,10 @@
 """The optimizer: what it is shown, what it may change, and what it does with answers that are none."""
 
+import threading
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.textgrad.replies import LONGEST, changed_share, limit_edit, parse_tags
@@ -215,6 +219,35 @@ def test_changed_share():
   assert changed_share("", "") == changed_share("a b", "a b") == 0
   assert changed_share("a b", "c d") == 1
   assert changed_share("a b c d", "a b c x") == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+  ("old", "new", "share"),
+  [
+    ("a b " * 3000, "b a a " * 3100, 1.0),  # 36 million pairs of the same word
+    ("a " * 30_000, "a " * 30_100, 100 / 60_100),
+    ("keep " + "a b " * 3000 + "this", "keep " + "b a " * 3000 + "this", 0.5),
+    ("self . x = y " * 4000 + "end", "self . x = y " * 4000 + "other end", 1 / 40_003),
+  ],
+)
+def test_texts_that_repeat_themselves_are_compared_in_time(old, new, share):
+  compared = threading.Thread(target=lambda: found.append(changed_share(old, new)), daemon=True)
+  found = []
+  compared.start()
+  compared.join(20)
+  assert found, "still at it after 20 s"
+  assert found[0] == pytest.approx(share, abs=0.5 if share >= 0.5 else 1e-6)
+  assert changed_share(old, limit_edit(old, new, 0.1)) <= 0.1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("ab \n", max_size=60), st.text("ab \n", max_size=60), st.floats(0, 1))
+def test_any_edit_stays_within_its_budget(old, new, budget):
+  made = limit_edit(old, new, budget)
+  assert limit_edit(old, new, 1.0) == new
+  assert limit_edit(old, new, 0.0) == old
+  assert 0 <= changed_share(old, new) <= 1
+  assert changed_share(old, made) <= budget + 1e-9
 
 
 class Scored:

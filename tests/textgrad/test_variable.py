@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.textgrad.variable import LARGEST_IMAGE, OrderedSet, levels
+from selfrag_jax.textgrad.images import LARGEST_IMAGE
+from selfrag_jax.textgrad.variable import OrderedSet, levels
 
 
 def text(value="text", role="a text", **options):
