@@ -55,7 +55,8 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       lock.seek(0)
-      raise FolderInUseError(f"{path} is in use by {lock.read().strip()}; {advice}") from None
+      holder = lock.read().strip() or "another process, which has only just begun"  # it writes its name next
+      raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
     lock.truncate(0)
     lock.write(f"pid {owner} on {socket.gethostname()}\n")
     lock.flush()

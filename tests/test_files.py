@@ -97,3 +97,16 @@ def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path):
   for read in (refuse_pointer, lambda path: read_json(path, "the settings")):
     with pytest.raises(ValueError, match=r"config\.json is a pointer of git-lfs.*git lfs pull"):
       read(path)
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="no locks here")
+def test_the_holder_of_a_lock_is_named_once_it_has_written_its_name(tmp_path):
+  with open(tmp_path / ".lock", "a+") as lock:
+    files.fcntl.flock(lock, files.fcntl.LOCK_EX)
+    wait = lambda: files.lock_folder(tmp_path, "wait for it").__enter__()
+    with pytest.raises(files.FolderInUseError, match="in use by another process, which has only just begun; wait for"):
+      wait()
+    lock.write("pid 7 on host\n")
+    lock.flush()
+    with pytest.raises(files.FolderInUseError, match="is in use by pid 7 on host; wait for it"):
+      wait()
