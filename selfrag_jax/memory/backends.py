@@ -3,11 +3,13 @@
 import concurrent.futures
 import functools
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from absl import logging
 
+from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.similarity import OVERSAMPLING, Metric, SearchResult, cosine, only, ordered_dot, pad
 from selfrag_jax.memory.table import Table
 
@@ -61,9 +63,19 @@ class DeviceBackend:
   def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
     self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
     self._state: MemoryState | None = None
+    self._process: int | None = None  # that made the state
 
   def state(self, table: Table) -> "MemoryState":
-    """Return the memory with every change made so far. The next change may donate its buffers."""
+    """Return the memory with every change made so far. The next change may donate its buffers.
+
+    Raises StoreError in a fork of the process that has used it: JAX would wait for threads that are not there.
+    """
+    self._process = self._process or os.getpid()
+    if self._process != os.getpid():
+      raise StoreError(
+        "this store was searched with JAX before the process forked, and JAX does not work in a fork: start processes "
+        "with the method spawn, or make the store with backend='numpy'"
+      )
     state = self._empty(table) if self._state is None else self._state
     C = len(state.valid)
     changed = np.sort(np.fromiter(table.changed, np.int32, len(table.changed)))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.checked import LARGEST_FLOAT
+
 DEEPEST = 64  # levels of metadata: far from where Python's recursion, and so the reading of a log, ends
 _LONGEST_INT = 2048  # bits; any Python reads as many digits, and `sys.set_int_max_str_digits` may forbid more
 _LAST_TOKEN = np.iinfo(np.int32).max
@@ -38,21 +40,22 @@ class Recency:
   field: str = "timestamp"
 
   def __post_init__(self):
-    if not math.isfinite(self.weight):
-      raise ValueError(f"the weight of recency is {self.weight}; give a finite number")
-    if not self.half_life > 0:
-      raise ValueError(f"half_life = {self.half_life} must be above 0, in the unit of {self.field!r}")
+    if not _is_float(self.weight) or abs(self.weight) > LARGEST_FLOAT:
+      raise ValueError(f"the weight of recency is {self.weight!r:.40}; give a finite number that float32 holds")
+    if not _is_float(self.half_life) or not self.half_life > 0:
+      raise ValueError(f"half_life = {self.half_life!r:.40} must be above 0, in the unit of {self.field!r}")
 
   def bonus(self, metadata: Iterable[Mapping[str, Any]]) -> np.ndarray:
     """Return what each chunk gains, f32[N]. Raises ValueError if one has no such number."""
     try:
       values = np.array([record[self.field] for record in metadata], np.float64)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
       values = np.array([np.nan])
     if not np.isfinite(values).all():
-      raise ValueError(f"recency needs a number {self.field!r} in the metadata of every chunk")
-    age = values.max(initial=-np.inf) - values
-    return (self.weight * 0.5 ** (age / self.half_life)).astype(np.float32)
+      raise ValueError(f"recency needs a number {self.field!r} that float64 holds in the metadata of every chunk")
+    with np.errstate(over="ignore"):  # an infinite age gains nothing
+      age = values.max(initial=-np.inf) - values
+      return (self.weight * 0.5 ** (age / self.half_life)).astype(np.float32)
 
 
 def make_records(
@@ -89,11 +92,7 @@ def make_records(
     for name, value in (("text", text), ("id", chunk_id), ("key", key or "")):
       if problem := _not_unicode(value):
         raise ValueError(f"the {name} of chunk {i} {problem}")
-    given = metadata[i] if metadata is not None else {}
-    if not isinstance(given, Mapping):
-      raise ValueError(
-        f"the metadata of chunk {i} is of type {type(given).__name__}; give names with values, as a dict"
-      )
+    given = {} if metadata is None else check_metadata(metadata[i], f"chunk {i}")
     try:
       full = _plain({"position": position + i, "timestamp": now, "source": "", **given})
     except ValueError as error:
@@ -158,10 +157,26 @@ def check_rows(vectors: Any, count: int | None, width: int) -> np.ndarray:
   return rows
 
 
+def check_metadata(metadata: Any, whose: str) -> Mapping[str, Any]:
+  """Return metadata. Raises ValueError for what has no names with values."""
+  if not isinstance(metadata, Mapping):
+    raise ValueError(f"the metadata of {whose} is of type {type(metadata).__name__}; give names with values, as a dict")
+  return metadata
+
+
 def check_score(name: str, value: float | None) -> None:
   """Raise ValueError for a threshold that is no number: every comparison with it would be false."""
-  if value is not None and (isinstance(value, (bool, str)) or not value == value):
+  is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+  if value is not None and not (is_number and value == value):
     raise ValueError(f"{name} = {value!r}; give a number, or None for no threshold")
+
+
+def _is_float(value: Any) -> bool:
+  """Tell whether a value is a number other than NaN; infinity is one, an integer that float64 cannot hold is none."""
+  try:
+    return not isinstance(value, (str, bool)) and not math.isnan(value)
+  except (TypeError, OverflowError):
+    return False
 
 
 def _free_id(position: int, taken: Collection[str]) -> str:

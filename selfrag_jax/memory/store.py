@@ -14,7 +14,7 @@ from selfrag_jax.memory.contents import Contents, StoreLock
 from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import Chunk, Recency, check_rows, check_score, make_records, token_rows
+from selfrag_jax.memory.records import Chunk, Recency, check_metadata, check_rows, check_score, make_records, token_rows
 from selfrag_jax.memory.similarity import Metric, SearchResult, check_k
 from selfrag_jax.memory.table import Change, Table
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 SETTINGS = ("d_model", "max_chunks", "chunk_size", "metric")
+OPTIONS = "backend, dtype, mesh, encoder, min_score, dedupe_threshold, dedupe_within, read_only and fsync"
 
 
 class MemoryStore(Contents):
@@ -100,8 +101,13 @@ class MemoryStore(Contents):
     `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score and
     the two of dedupe. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
     Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
-    process writes to it.
+    process writes to it, ValueError for what the folder holds.
     """
+    if fixed := [name for name in SETTINGS if name in options]:
+      raise ValueError(
+        f"{fixed[0]} is not chosen when a store is opened: {path} has its own; what can be chosen are {OPTIONS}. To "
+        "change it, make a new store and add the chunks to it"
+      )
     journal = Journal(path, read_only=read_only, fsync=fsync, create=False)
     try:
       snapshot, changes = journal.read()
@@ -113,7 +119,7 @@ class MemoryStore(Contents):
       try:
         store._table.restore(snapshot.records, snapshot.arrays, added)
         for change in changes:
-          store._table.check(change.arrays, len(change.header["add"]))
+          store._table.check(change.header["add"], change.arrays)
           store._table.apply(change)
       except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{path} holds what no store writes ({error!r}); restore the folder from a copy") from None
@@ -219,7 +225,8 @@ class MemoryStore(Contents):
       else:
         rows = self._table.embeddings[[self._table.slots[id]]]
       kept_tokens = [] if is_new_text else old.token_ids
-      merged = {**old.metadata, "timestamp": time.time(), **(metadata or {})}
+      given = {} if metadata is None else check_metadata(metadata, f"chunk {id!r}")
+      merged = {**old.metadata, "timestamp": time.time(), **given}
       (record,) = make_records([text], [merged], [id], [old.key], taken=(), position=0)
       tokens, lengths = token_rows([kept_tokens if token_ids is None else token_ids], 1, self._settings["chunk_size"])
       arrays = {"embeddings": rows, "tokens": tokens, "lengths": lengths}
@@ -322,7 +329,7 @@ class MemoryStore(Contents):
   def close(self) -> None:
     """Give the folder back. Nothing is lost without it."""
     if self._journal is not None:
-      with contextlib.nullcontext() if self._lock.is_forked else self._lock:
+      with self._lock.for_closing:
         self._journal.close()
 
   def __enter__(self) -> "MemoryStore":
@@ -367,13 +374,19 @@ class MemoryStore(Contents):
     """Log a change and make it. Reopening a folder makes the same changes again."""
     header = {"remove": list(remove), "add": list(add), "count": dict(count or {})}
     change = Change({**header, "added": self._table.added if added is None else added}, arrays or {})
-    if self._journal is not None:
-      self._journal.append(change)
+    self._lock.is_changing, is_logged = True, False
     try:
+      if self._journal is not None:
+        self._journal.append(change)
+      is_logged = True
       self._table.apply(change)
-    except BaseException:  # Ctrl-C: the log has all of it, the memory a part; nothing more may be logged on top
-      self.close()
+    except BaseException as error:
+      if isinstance(error, Exception) and not is_logged:  # a full disk: the log is as it was
+        self._lock.is_changing = False
+      else:  # Ctrl-C: the log may have all of it, the memory has a part; nothing more may be logged on top
+        self.close()
       raise
+    self._lock.is_changing = False
 
   def _snapshot(self) -> Snapshot:
     return Snapshot({**self._settings, "added": self._table.added}, *self._table.contents())

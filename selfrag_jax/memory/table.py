@@ -7,8 +7,9 @@ by a running store or read from its log.
 import collections
 import heapq
 import json
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from selfrag_jax.memory.filters import Where, check_where, predicate
 from selfrag_jax.memory.records import DEEPEST, Chunk, Recency
 
+FIELDS = {"id": str, "text": str, "key": (str, type(None)), "count": int, "metadata": dict}  # of a record
 MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
 
 
@@ -75,11 +77,16 @@ class Table:
     for chunk_id, more in change.header["count"].items():
       if chunk_id in self.records:  # else it was the oldest chunk of a full store, and had to go just now
         self.records[chunk_id]["count"] += more
-    self.added = change.header["added"]
+    self.added = operator.index(change.header["added"])
 
-  def check(self, arrays: Mapping[str, np.ndarray], n: int) -> None:
-    """Raise ValueError unless these are arrays of n chunks, as `contents` and a log of this table have them."""
-    (C, D), X = self.embeddings.shape, self.tokens.shape[1]
+  def check(self, records: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless these are records with arrays as `contents` and a log of this table have them."""
+    (C, D), X, n = self.embeddings.shape, self.tokens.shape[1], len(records)
+    for record in records:
+      if not (isinstance(record, dict) and record.keys() == FIELDS.keys()):
+        raise ValueError(f"a chunk has no {', '.join(FIELDS)}, but {record!r:.80}")
+      if wrong := [name for name, kind in FIELDS.items() if not isinstance(record[name], kind)]:
+        raise ValueError(f"the {wrong[0]} of chunk {record['id']!r:.80} is of type {type(record[wrong[0]]).__name__}")
     wanted = {"embeddings": ((n, D), np.float32), "tokens": ((n, X), np.int32), "lengths": ((n,), np.int32)}
     for name, want in wanted.items() if n or arrays else ():
       if (arrays[name].shape, arrays[name].dtype) != want:
@@ -115,18 +122,20 @@ class Table:
 
   def restore(self, records: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], added: int) -> None:
     """Fill an empty table with `contents`, every chunk in the slot that it had."""
-    self.check(arrays, len(records))
+    self.check(records, arrays)
     slots = arrays["slots"]
     for name in ("embeddings", "tokens", "lengths"):
       getattr(self, name)[slots] = arrays[name]
     for record, slot in zip(records, slots.tolist(), strict=True):
       self._put(record, slot)
-    self.added = added
+    self.added = operator.index(added)
     self._unused = int(slots.max(initial=-1)) + 1
     self._free = np.flatnonzero(~self.valid[: self._unused]).tolist()
 
   def _put(self, record: Mapping[str, Any], slot: int) -> None:
     chunk_id, key = record["id"], record["key"]
+    if chunk_id in self.records or slot in self.ids or key in self.keys:  # only a file that was tampered with has these
+      raise ValueError(f"the id, the slot or the key of chunk {chunk_id!r} is another chunk's")
     self.norms[slot] = np.linalg.norm(self.embeddings[slot])
     self.valid[slot] = True
     self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _named(record)

@@ -124,6 +124,19 @@ def frame(header, body=b""):
   return journal._FRAME.pack(*lengths, zlib.crc32(journal._LENGTHS.pack(*lengths))) + header + body
 
 
+def records_of(*changes):
+  lines = [{"text": "t", "key": None, "count": 1, "metadata": {"position": 0}, **change} for change in changes]
+  return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def add_to_log(path, change):
+  """Log one more chunk, in a frame that is whole."""
+  added = {"remove": [], "add": [json.loads(records_of(change))], "count": {}, "added": 4}
+  rows = {"embeddings": np.ones((1, D), np.float32), "tokens": np.zeros((1, 2), np.int32)}
+  with open(path / "log-2.bin", "ab") as log:
+    log.write(journal._frame(table.Change(added, {**rows, "lengths": np.zeros(1, np.int32)})))
+
+
 @pytest.mark.parametrize(
   "change",
   [
@@ -151,6 +164,17 @@ def frame(header, body=b""):
     write("records-2.jsonl", b"[1]\n[2]\n"),
     write("records-2.jsonl", b"\xff\n"),
     write("records-2.jsonl", b"[" * 10**5),
+    write("records-2.jsonl", records_of({"id": "0"}, {"id": "0"})),
+    write("records-2.jsonl", records_of({"id": "0", "key": "k"}, {"id": "1", "key": "k"})),
+    write("records-2.jsonl", records_of({"id": "0"}, {"id": 1})),
+    write("records-2.jsonl", records_of({"id": "0"}, {"id": "1", "text": None})),
+    write("records-2.jsonl", records_of({"id": "0"}, {"id": "1", "metadata": []})),
+    write("records-2.jsonl", records_of({"id": "0"}, {"id": "1", "more": 1})),
+    arrays(slots=np.array([0, 0], np.int32)),
+    lambda _, told: told["settings"].update(added="2"),
+    lambda path, _: add_to_log(path, {"id": "0"}),  # as in the snapshot
+    lambda path, _: add_to_log(path, {"id": "2"}),  # as in the log
+    lambda path, _: add_to_log(path, {"id": "3", "count": None}),
     write("log-2.bin", frame(b"no JSON")),
     write("log-2.bin", frame(b"[" * 10**5)),
     write("log-2.bin", frame(b"[]")),
@@ -235,6 +259,15 @@ def test_sizes_and_thresholds_that_fit_nowhere_are_refused_before_there_is_a_fol
   with pytest.raises(ValueError, match=message):
     MemoryStore(**{"d_model": D, "backend": "numpy", "path": str(tmp_path / "store"), **sizes})
   assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["max_chunks", "d_model", "chunk_size", "metric"])
+def test_what_a_folder_holds_is_not_chosen_when_it_is_opened(tmp_path, name):
+  before = sorted(made(tmp_path).iterdir())
+  with pytest.raises(ValueError, match=rf"{name} is not chosen when a store is opened: .* can be chosen are backend, "):
+    MemoryStore.load(str(tmp_path), backend="numpy", **{name: 5})
+  assert sorted(tmp_path.iterdir()) == before
+  MemoryStore.load(str(tmp_path), backend="numpy").close()
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.5, True, "3", None, float("nan")])

@@ -1,6 +1,8 @@
 """A store on both sides of a fork: the child neither changes the folder nor reads what may be half changed."""
 
 import os
+import signal
+import threading
 import traceback
 
 import numpy as np
@@ -22,6 +24,7 @@ def in_fork(body):
   read, write = os.pipe()
   pid = os.fork()
   if pid == 0:
+    signal.alarm(20)  # ends it where it hangs
     try:
       body()
       report = ""
@@ -32,8 +35,9 @@ def in_fork(body):
   os.close(write)
   with open(read) as pipe:
     report = pipe.read()
-  os.waitpid(pid, 0)
+  _, status = os.waitpid(pid, 0)
   assert not report, report
+  assert status == 0, "it hung"
 
 
 def make(folder, **options):
@@ -127,3 +131,106 @@ def test_a_fork_that_lives_on_does_not_keep_the_folder(tmp_path):
     os.close(write)
     os.close(read)
     os.waitpid(pid, 0)
+
+
+class Blocking:
+  """An encoder that stays inside the first call until it is let go."""
+
+  def __init__(self):
+    self.entered, self.go_on = threading.Event(), threading.Event()
+
+  def __call__(self, texts):
+    if not self.entered.is_set():
+      self.entered.set()
+      self.go_on.wait(30)
+    return np.ones((len(texts), D))
+
+
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_a_fork_while_another_thread_searches_does_not_wait_for_it(tmp_path, is_reader):
+  encoder = Blocking()
+  if is_reader:
+    make(tmp_path).close()
+    store = MemoryStore.load(str(tmp_path), read_only=True, backend="numpy", encoder=encoder)
+  else:
+    store = make(None, encoder=encoder)
+  thread = threading.Thread(target=store.search, args=("query",))
+  thread.start()
+  assert encoder.entered.wait(30)
+
+  def child():
+    assert store.search(np.ones(D), 1)[0].text == store.search("query", 1)[0].text == "first"
+    if not is_reader:
+      assert store.add("child", np.ones(D)) == "1"
+
+  try:
+    in_fork(child)
+  finally:
+    encoder.go_on.set()
+    thread.join()
+  assert store.chunks == ["first"]
+
+
+def test_a_fork_in_the_middle_of_a_change_by_another_thread_is_refused(monkeypatch):
+  store, encoder = make(None), Blocking()
+  real = store._table._put
+  monkeypatch.setattr(store._table, "_put", lambda record, slot: (encoder(["x"]), real(record, slot)))
+  thread = threading.Thread(target=store.add, args=("second", np.ones(D)))
+  thread.start()
+  assert encoder.entered.wait(30)
+
+  def child():
+    for use in (lambda: store.search(np.ones(D)), lambda: len(store), lambda: store.add("x", np.ones(D))):
+      with pytest.raises(StoreError, match="cut short, so it is half made, and closed: make it again"):
+        use()
+    store.close()
+
+  try:
+    in_fork(child)
+  finally:
+    encoder.go_on.set()
+    thread.join()
+  assert store.chunks == ["first", "second"]
+
+
+def test_the_thread_that_forks_inside_a_search_goes_on_in_the_child():
+  children = []
+
+  def encode(texts):
+    if not children:
+      children.append(os.fork())
+    return np.ones((len(texts), D))
+
+  store = make(None, encoder=encode)
+  found = [chunk.text for chunk in store.search("query")]
+  if children == [0]:
+    os._exit(0 if found == ["first"] and len(store) == 1 else 1)
+  assert os.waitpid(children[0], 0)[1] == 0
+
+
+def test_a_store_that_jax_has_searched_is_refused_in_a_fork():
+  store = MemoryStore(D, 10)
+  store.add("first", np.ones(D))
+  assert store.search(np.ones(D))
+
+  def child():
+    for use in (lambda: store.search(np.ones(D)), store.state):
+      with pytest.raises(StoreError, match=r"JAX does not work in a fork: .* backend='numpy'"):
+        use()
+    assert store.chunks == ["first"]
+
+  in_fork(child)
+
+
+def test_a_store_without_a_folder_that_ctrl_c_has_left_half_changed_is_refused(monkeypatch):
+  store = make(None)
+
+  def interrupt(record, slot):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(store._table, "_put", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+      store.update("0", metadata={"a": 1})
+  with pytest.raises(StoreError, match="cut short, so it is half made, and closed: make it again"):
+    store.search(np.ones(D))

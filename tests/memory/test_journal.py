@@ -311,8 +311,9 @@ def test_an_interrupted_change_is_whole_in_the_log_and_ends_the_writing(tmp_path
   monkeypatch.setattr(store._table, "_put", interrupt)
   with pytest.raises(KeyboardInterrupt):
     store.add_many(["one", "two", "three"], vectors(3))
-  with pytest.raises(StoreError, match="nothing was changed"):
-    store.add("four", vectors(1)[0])
+  for use in (lambda: store.add("four", vectors(1)[0]), lambda: store.search(vectors(1)[0]), lambda: len(store)):
+    with pytest.raises(StoreError, match=r"a change of this store was cut short, .*: open .* again, which has all"):
+      use()
   with MemoryStore.load(str(tmp_path), backend="numpy") as opened:
     assert opened.chunks[-3:] == ["one", "two", "three"]
 
@@ -343,28 +344,29 @@ for i in range(start, 10**9):
 """
 
 
-def kill_once(path, start, wait):
-  """Run a writer, kill it `wait` seconds after it is ready, and return the number of chunks that it acknowledged."""
+def kill_once(path, start, adds, wait):
+  """Run a writer, kill it `wait` seconds after some `adds`, and return the number of chunks that it acknowledged."""
   writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(start)], stdout=subprocess.PIPE, text=True)
   assert writer.stdout.readline() == "ready\n"
+  lines = [writer.stdout.readline() for _ in range(adds)]
   time.sleep(wait)
   writer.kill()
-  acknowledged = [int(line) for line in writer.stdout.read().splitlines()]
+  acknowledged = [*lines, *writer.stdout.read().splitlines()]
   writer.wait()
-  return acknowledged[-1] + 1 if acknowledged else start
+  return int(acknowledged[-1]) + 1 if acknowledged else start
 
 
 def check_killed(path, rounds):
   rng, count = random.Random(0), 0
   for _ in range(rounds):
-    acknowledged = kill_once(path, count, rng.uniform(0, 0.1))
+    acknowledged = kill_once(path, count, rng.randrange(20), rng.uniform(0, 0.02))
     with MemoryStore.load(str(path), backend="numpy") as store:
       count = store.size
       assert count in (acknowledged, acknowledged + 1)  # the last one may be there without its acknowledgement
       assert store.chunks == [f"text {i}" for i in range(count)]
       rows = np.stack([np.random.default_rng(i).standard_normal(4) for i in range(count)]).astype(np.float32)
       np.testing.assert_array_equal(store.embeddings, rows)
-  assert count > 3 * rounds
+  assert count >= rounds
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path):

@@ -70,6 +70,10 @@ class Colour(enum.StrEnum):
     ({"metadata": {"a\udcff": 1}}, "half of a surrogate pair at 1"),
     ({"metadata": {"a": b"bytes"}}, "JSON has no bytes"),
     ({"metadata": {"a": {1, 2}}}, "JSON has no set"),
+    ({"metadata": {"a": [{"b": {1, 2}}]}}, "JSON has no set"),
+    ({"metadata": {"a": [{"b": np.int64(3)}]}}, "JSON has no int64"),
+    ({"metadata": {"a": {"b": {None: 1}}}}, "names that are not texts, such as one of type NoneType"),
+    ({"metadata": {5: 1}}, "names that are not texts, such as one of type int"),
     ({"metadata": "source"}, "metadata of chunk 0 is of type str"),
     ({"text": "a\ud800"}, "the text of chunk 0 has half of a surrogate pair at 1"),
     ({"id": "\ud800"}, "the id of chunk 0 has half"),
@@ -184,9 +188,18 @@ def test_a_chunk_is_refused_without_a_trace_or_comes_back_the_same(tmp_path_fact
         again.save()
 
 
-@pytest.mark.parametrize("weight", [math.nan, math.inf])
+@pytest.mark.parametrize("metadata", [["a"], [{"a": 1}], "ab", [("a", 1)], 5, []])
+def test_an_update_takes_one_mapping_of_metadata(folder, metadata):
+  with MemoryStore.load(str(folder), backend="numpy") as store:
+    before = files(folder)
+    with pytest.raises(ValueError, match=f"metadata of chunk '0' is of type {type(metadata).__name__}; give names"):
+      store.update("0", metadata=metadata)
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, 1e300, pytest.param(10**400, id="10**400"), "1", None, True])
 def test_recency_weighs_something_finite(weight):
-  with pytest.raises(ValueError, match=f"weight of recency is {weight}"):
+  with pytest.raises(ValueError, match=r"the weight of recency is .*; give a finite number"):
     Recency(weight, 1)
 
 
@@ -198,3 +211,27 @@ def test_a_chunk_may_take_the_id_of_one_that_it_replaces(tmp_path):
       store.add_many(["d"], np.ones((1, 2)), ids=["2"], replacing=["1"])
   again = MemoryStore.load(str(tmp_path / "store"), backend="numpy", read_only=True)
   assert {id: again.get(id).text for id in again.ids} == {"1": "c", "2": "b"}
+
+
+@pytest.mark.parametrize("half_life", [0, -1, math.nan, pytest.param(10**400, id="10**400"), "1", None])
+def test_recency_halves_after_some_time(half_life):
+  with pytest.raises(ValueError, match=r"half_life = .* must be above 0, in the unit of 'timestamp'"):
+    Recency(1, half_life)
+
+
+@pytest.mark.filterwarnings("error")
+def test_recency_refuses_ages_that_no_float_holds_and_takes_all_others():
+  store = MemoryStore(D, 10, backend="numpy")
+  store.add("old", np.ones(D), metadata={"year": -(10**308)})
+  store.add("new", np.ones(D), metadata={"year": 1.7e308})
+  assert store.search(np.ones(D), recency=Recency(1, 1, "year"))[0].text == "new"
+  store.add("odd", np.ones(D), metadata={"year": 10**400})
+  with pytest.raises(ValueError, match="recency needs a number 'year' that float64 holds in the metadata of every"):
+    store.search(np.ones(D), recency=Recency(1, 1, "year"))
+
+
+@pytest.mark.parametrize("value", [math.nan, True, "1", [1], np.ones(2), 1j])
+def test_a_threshold_is_a_number(value):
+  store = MemoryStore(D, 10, backend="numpy")
+  with pytest.raises(ValueError, match=r"min_score = .* give a number, or None"):
+    store.search(np.ones(D), min_score=value)
