@@ -76,7 +76,9 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
   except SystemExit as ended:
     if not isinstance(ended.code, str):
       raise
-    print(ended.code, file=sys.stderr)
+    from selfrag_jax.text.printable import printable  # names of files and values of configs may be anybody's
+
+    print(printable(ended.code), file=sys.stderr)
     sys.exit(failed)
 
 

@@ -36,12 +36,13 @@ def main(argv: list[str]) -> None:
   module, experiment = build(config, EXPERIMENTS)
   if hasattr(module, "value_names"):
     check_names(gates, module.value_names(experiment))
+  from selfrag_jax.text.printable import printable
   from selfrag_jax.train.workdir import open_workdir
 
   with open_workdir(folder, config["experiment"]) as workdir:
     report = module.run(experiment, workdir)
   if failures := missed(report, gates):
-    print(*(f"missed: {failure}" for failure in failures), sep="\n", file=sys.stderr)
+    print(*(printable(f"missed: {failure}") for failure in failures), sep="\n", file=sys.stderr)
     sys.exit(1)
 
 

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> None:
   from selfrag_jax.evals import ask
   from selfrag_jax.generate.sampling import SamplingConfig
   from selfrag_jax.mesh import configure_xla
+  from selfrag_jax.text.printable import printable
 
   configure_xla()
   if OUTPUT.value:
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> None:
   sampling = SamplingConfig(TEMPERATURE.value, top_p=TOP_P.value)
   rag = ask.open_rag(*ask.open_model(MODEL.value, PHASE.value), MEMORY.value, TOP_K.value)
   for path in REMEMBER.value:
-    print(f"remembered {path}: {ask.remember(rag, path):,} chunks", file=sys.stderr)
+    print(f"remembered {printable(path)}: {ask.remember(rag, path):,} chunks", file=sys.stderr)
     held, most = rag.memory.size, rag.memory.settings["max_chunks"]
     print(f"the memory holds {held:,} of at most {most:,}; the oldest go when it is full", file=sys.stderr)
   prompts = PROMPT.value or (line.strip() for line in sys.stdin)

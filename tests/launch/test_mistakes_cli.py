@@ -77,6 +77,21 @@ def test_a_mistake_in_the_flags_is_one_line(launcher, flags, message):
   assert_one_line(launch(launcher, *flags), FAILED[launcher], message)
 
 
+@pytest.mark.parametrize(
+  ("launcher", "flags"),
+  [
+    ("generate", ["--model=a\x1b]0;title\x07b"]),
+    ("generate", ["--mod\x1b]0;title\x07el=b"]),
+    ("train", ["--config=configs/refrag.py", "--config.seed=\x1b]0;title\x07"]),
+    ("build_kb", ["--documents=a\x1b]0;title\x07b", "--output=kb"]),
+  ],
+)
+def test_a_terminal_obeys_nothing_of_what_a_message_quotes(launcher, flags):
+  run = launch(launcher, *flags)
+  assert_one_line(run, 1, r"\\x1b\]0;title\\x07")
+  assert run.stderr.rstrip("\n").isprintable()
+
+
 @pytest.mark.parametrize("gate", ["foo", "a=b=c", "loss", "a=nan", "a=inf", "=0.5", "a=1=2", ""])
 def test_a_gate_that_cannot_be_read_is_not_a_gate_that_is_missed(gate):
   run = launch("eval", "--config=configs/retrieval.py:words", f"--min={gate}")
