@@ -23,9 +23,9 @@ EXPLAIN = flags.DEFINE_bool("explain", False, "Say what was retrieved for each a
 OUTPUT = flags.DEFINE_string("output", None, "Write answers and what was retrieved to a .jsonl or a .html file.")
 TOP_K = flags.DEFINE_integer("top_k", None, "Chunks to retrieve (default: as the model was trained).", lower_bound=1)
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "At most.", lower_bound=1)
-TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0: the likeliest token.", lower_bound=0.0)
+TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0: the likeliest token.", lower_bound=0.0, upper_bound=1e6)
 TOP_P = flags.DEFINE_float("top_p", 1.0, "Draw from the fewest likeliest tokens that reach it.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
+SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", lower_bound=-(2**62), upper_bound=2**62)
 
 
 def main(argv: list[str]) -> None:
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> None:
   for path in REMEMBER.value:
     ask.text_files(path)  # a wrong name is said before the work, not after
   sampling = SamplingConfig(TEMPERATURE.value, top_p=TOP_P.value)
-  rag = ask.open_rag(*ask.open_model(MODEL.value, PHASE.value), MEMORY.value, TOP_K.value)
+  model, config = ask.open_model(MODEL.value, PHASE.value, MAX_NEW_TOKENS.value)
+  rag = ask.open_rag(model, config, MEMORY.value, TOP_K.value)
   for path in REMEMBER.value:
     print(f"remembered {printable(path)}: {ask.remember(rag, path):,} chunks", file=sys.stderr)
     held, most = rag.memory.size, rag.memory.settings["max_chunks"]

@@ -14,6 +14,7 @@ from etils import epath
 from selfrag_jax.evals.page import write_answers
 from selfrag_jax.evals.self_rag import last_phase, make_tokenizer
 from selfrag_jax.files import is_local, write_bytes_atomic
+from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.memory.journal import is_free
 from selfrag_jax.memory.records import Chunk
@@ -28,12 +29,15 @@ from selfrag_jax.train.settings import settings
 SAME = 0.999  # cosine of two embeddings of one chunk by one model
 
 
-def open_model(source: str, phase: str | None = None) -> tuple[LoadedModel, SelfRAGConfig]:
+def open_model(source: str, phase: str | None = None, max_new_tokens: int = 1) -> tuple[LoadedModel, SelfRAGConfig]:
   """Load a run of the Self-RAG phases with its settings, or pretrained weights with the default ones.
 
-  Raises ValueError for a run of another experiment, and FileNotFoundError where there is nothing.
+  Raises ValueError for a run of another experiment and for more new tokens than a model can write, and
+  FileNotFoundError where there is nothing.
   """
+  check_new_tokens(max_new_tokens)
   loaded = load_model(source, phase or last_phase(source))
+  check_new_tokens(max_new_tokens, loaded.context_tokens)
   if not loaded.metadata:
     return loaded, SelfRAGConfig()
   config = loaded.metadata["config"]

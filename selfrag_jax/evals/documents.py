@@ -20,6 +20,7 @@ from selfrag_jax.evals import figures
 from selfrag_jax.evals.chat import BUCKET, ChatModel, load_chat
 from selfrag_jax.evals.sections import FilesPath
 from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
 from selfrag_jax.metrics.answers import substring_match
@@ -55,7 +56,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
       raise ValueError(
         f"{name} has questions with {fewest + 1} documents, documents.n_documents asks for {max(section.n_documents)}"
       )
+  check_new_tokens(section.max_new_tokens)
   chat = load_chat(config["model"])
+  check_new_tokens(section.max_new_tokens, chat.context_tokens)
   return Experiment(config, section, chat, questions)
 
 

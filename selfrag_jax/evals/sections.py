@@ -110,9 +110,9 @@ class FilesPath(Checked):
 class Sizes(Checked):
   """How many cases the parts of a task have."""
 
-  train: Count
-  valid: Count
-  test: Count
+  train: Annotated[int, Range(1, 2**20)]
+  valid: Annotated[int, Range(1, 2**20)]
+  test: Annotated[int, Range(1, 2**20)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class PromptOptimizerSection(Checked):
   """How texts are improved."""
 
   steps: Natural
-  batch_size: Count
+  batch_size: Annotated[int, Range(1, 2**20)]
   reject_worse: bool
   constraints: tuple[Any, ...]
   learning_rate: Annotated[float, Range(above=0, most=1)]

@@ -5,6 +5,8 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+LARGEST = 2**31 - 1
+
 
 def check_text(value: Any, name: str) -> str:
   """Return a text. Raises TypeError for another value, ValueError for one that is in no UTF-8 text."""
@@ -49,6 +51,8 @@ def check_count(value: Any, name: str) -> int:
     raise TypeError(f"{name} must be an integer, not {_kind(value)}")
   if value < 0:
     raise ValueError(f"{name} = {value} must be at least 0")
+  if value > LARGEST:
+    raise ValueError(f"{name} must be at most {LARGEST}, what is given has {int(value).bit_length()} bits")
   return int(value)
 
 

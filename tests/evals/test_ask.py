@@ -1,5 +1,6 @@
 """Asking a model with a memory: what is remembered, what is retrieved for an answer, and what is refused."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -240,3 +241,16 @@ def test_what_is_no_text_is_named(tmp_path):
   assert rag.memory.size == 0
   with pytest.raises(ValueError, match=r"'\\udcff' is no text in UTF-8"):
     list(ask.ask(rag, ["\udcff"]))
+
+
+def test_more_new_tokens_than_the_model_was_made_for_are_refused_before_the_work(monkeypatch):
+  loaded = dataclasses.replace(tiny(), context_tokens=32)
+  monkeypatch.setattr(ask, "load_model", lambda *_: loaded)
+  assert ask.open_model("model", max_new_tokens=31)[0] is loaded
+  with pytest.raises(ValueError, match=r"max_new_tokens = 32 leaves no room for a prompt: .* made for 32 tokens in"):
+    ask.open_model("model", max_new_tokens=32)
+  for n in (0, 2**20 + 1, 10**30, 1.5):
+    with pytest.raises(ValueError, match=r"max_new_tokens = .* must be a whole number from 1 to 1,048,576"):
+      ask.open_model("model", max_new_tokens=n)
+    with pytest.raises(ValueError, match=r"max_new_tokens = .* must be a whole number from 1 to 1,048,576"):
+      ask.open_rag(loaded, CONFIG).generate(["quartz"], n)

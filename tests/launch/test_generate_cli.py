@@ -70,6 +70,16 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
     (["--model=FOLDER", "--top_p=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
     (["--model=FOLDER", "--temperature=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
     (["--model=FOLDER", "--prompt=\udcff"], r"'\udcff' is no text in UTF-8"),
+    (
+      ["--model=FOLDER", "--max_new_tokens=1000000000"],
+      "error: max_new_tokens = 1000000000 must be a whole number from 1",
+    ),
+    (["--model=FOLDER", f"--max_new_tokens={10**30}"], "0 must be a whole number from 1 to 1,048,576"),
+    (
+      ["--model=FOLDER", "--temperature=1e300"],
+      "error: flag --temperature=1e+300: 1e+300 is not a number in the range",
+    ),
+    (["--model=FOLDER", f"--seed={2**63}"], "error: flag --seed=9223372036854775808: 922337203685477580"),
   ],
 )
 def test_a_mistake_is_one_line(workdir, flags, message):
