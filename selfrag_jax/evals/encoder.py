@@ -65,6 +65,10 @@ def build(config: Mapping[str, Any]) -> Experiment:
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
   data = read_parts(config["data"])
   encoder = load_encoder(config["init"])
+  most = encoder.max_tokens  # rows that are longer hold nothing more, and a BERT has no positions for them
+  section = dataclasses.replace(
+    section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
+  )
   if hasattr(encoder, "fit"):  # a language model's states are standardised, and trained from there
     encoder.fit([document.text for document in data["train"].documents])  # type: ignore[attr-defined]
   return Experiment(config, mesh, encoder, data, section, settings(LoopConfig, config["loop"], "loop"))
@@ -73,6 +77,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Train, write the encoder to `workdir/encoder`, and compare it with what it was; `encoder.json` and `.csv`."""
   workdir, data = epath.Path(workdir), experiment.data
+  experiment.encoder.check_folder(os.fspath(workdir / "encoder"))  # now, and not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
     state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})

@@ -102,6 +102,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   encoder = load_encoder(config["init"])
   if not isinstance(encoder, BertEncoder):
     raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
+  # rows that are longer hold nothing more, and there are no positions for them
+  section = dataclasses.replace(section, tokens=min(section.tokens, encoder.max_tokens))
   start = CrossEncoder.from_encoder(encoder, jax.random.key(config["seed"]))
   return Experiment(config, mesh, start, data, section, settings(LoopConfig, config["loop"], "loop"))
 
@@ -109,6 +111,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Train, write the cross-encoder to `workdir/reranker`, and compare with BM25; `rerank.json` and `.csv`."""
   workdir, data = epath.Path(workdir), experiment.data
+  experiment.encoder.check_folder(os.fspath(workdir / "reranker"))  # now, and not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
     state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})

@@ -229,6 +229,11 @@ def _check_pooling(folder: Path, name: str) -> None:
     raise ValueError(f"{path}: the pooling is {reprlib.repr(pooling)}; implemented is only the mean")
 
 
+def exported(config: BertConfig) -> tuple[str, ...]:
+  """Return the names of the files that `write_bert` writes beside the config and the weights."""
+  return VOCABULARY, LIMITS, TOKENIZER_CONFIG, *(() if config.labels else (MODULES, POOLING))
+
+
 def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer) -> None:
   """Write a folder that `read_bert`, transformers and sentence-transformers (by the mean of the states) can load.
 
@@ -250,8 +255,7 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
     "pad_token_id": tokenizer.special["[PAD]"],
     **({"num_labels": config.labels} if config.labels else {}),
   }
-  names = (VOCABULARY, LIMITS, TOKENIZER_CONFIG, *(() if config.labels else (MODULES, POOLING)))
-  with export_folder(folder, fields, names):
+  with export_folder(folder, fields, exported(config)):
     files.write_bytes_atomic(folder / WEIGHTS, save(tensors, MARK))
     files.write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
     files.write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": True})

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.model.stored import check_export
 from selfrag_jax.retrieval import bert
 from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
@@ -74,6 +75,10 @@ class CrossEncoder:
   @property
   def _closing(self) -> int:
     return self.tokenizer.special["[SEP]"]
+
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+    check_export(Path(folder), bert.exported(self.config))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write a folder that `load_cross_encoder` and transformers can load."""

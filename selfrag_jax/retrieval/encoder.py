@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from selfrag_jax import files
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
+from selfrag_jax.model.stored import check_export
 from selfrag_jax.retrieval import bert
 from selfrag_jax.retrieval.bert import Bert, BertConfig
 from selfrag_jax.retrieval.lm import LMEncoder
@@ -52,6 +53,10 @@ class BertEncoder(TextEncoder):
 
   def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
     return embed(self.config, params, tokens_BxT, lengths_B)
+
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+    check_export(Path(folder), bert.exported(self.config))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the encoder in the format of sentence-transformers, which can load it too."""

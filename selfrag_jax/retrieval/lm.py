@@ -17,7 +17,8 @@ from selfrag_jax import files
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.model.pooling import hidden_states, mean_pool
-from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
+from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
+from selfrag_jax.model.stored import check_export
 from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.text_encoder import STEP, TextEncoder, computed_in, unit
@@ -89,6 +90,10 @@ class LMEncoder(TextEncoder):
     states = pooled(self.config, params["model"], tokens_BxT, lengths_B)
     standard = (states - params["mean"][None]) * params["scale"][None]
     return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
+
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+    check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the model in the format of transformers, and the constants beside it."""

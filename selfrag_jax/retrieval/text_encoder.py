@@ -40,6 +40,10 @@ class TextEncoder(abc.ABC):
     """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0."""
 
   @abc.abstractmethod
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+
+  @abc.abstractmethod
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the encoder with these parameters to a folder that `load_encoder` takes."""
 

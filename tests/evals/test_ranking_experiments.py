@@ -41,14 +41,33 @@ def folder(tmp_path_factory):
   return path
 
 
-def launch(config, folder, workdir, *overrides):
+def launch(config, folder, workdir, *overrides, code=0):
   ended = subprocess.run(
     [sys.executable, ROOT / "launch" / "train.py", f"--config={ROOT / 'configs' / config}.py", f"--workdir={workdir}",
      f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
     capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
   )  # fmt: skip
-  assert ended.returncode == 0, ended.stderr
+  assert ended.returncode == code, ended.stderr
   return ended
+
+
+@pytest.mark.parametrize(("config", "kind"), [("encoder", "encoder"), ("rerank", "reranker")])
+def test_a_model_of_somebody_else_is_found_before_the_training(folder, tmp_path, config, kind):
+  (tmp_path / kind).mkdir()
+  (tmp_path / kind / "pytorch_model.bin").write_text("mine")
+  ended = launch(config, folder, tmp_path, code=1)
+  assert (
+    f"{kind} holds pytorch_model.bin, which was not exported from here; give a new" in ended.stderr.splitlines()[-1]
+  )
+  assert not (tmp_path / "checkpoints").exists()
+  assert (tmp_path / kind / "pytorch_model.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("config", ["encoder", "rerank"])
+def test_rows_longer_than_the_model_reads_are_cut(folder, tmp_path, config):
+  flags = [f"--config.{config}.steps=1", f"--config.{config}.batch_size=4"]  # its 32 positions are fewer than the rows
+  launch(config, folder, tmp_path, *flags)
+  assert (tmp_path / f"{config}.json").exists()
 
 
 def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):

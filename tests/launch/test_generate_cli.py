@@ -77,7 +77,7 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
     (["--model=FOLDER", f"--max_new_tokens={10**30}"], "0 must be a whole number from 1 to 1,048,576"),
     (
       ["--model=FOLDER", "--temperature=1e300"],
-      "error: flag --temperature=1e+300: 1e+300 is not a number in the range",
+      "error: flag --temperature=1e300: 1e+300 is not a number in the range",
     ),
     (["--model=FOLDER", f"--seed={2**63}"], "error: flag --seed=9223372036854775808: 922337203685477580"),
   ],
