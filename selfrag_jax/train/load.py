@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -43,13 +45,14 @@ def load_model(
   Args:
     source: a workdir of `launch/train.py`, or whatever `load_pretrained` takes (a Hugging Face folder or name, a GGUF
       file).
-    phase: which phase of the workdir (None: the last that was written to).
+    phase: which phase of the workdir (None: the one that the most others came before; it is named on stderr).
     tokenizer: if given, it must be the one that the model was trained with.
     mesh: the devices that hold the parameters (None: all, as replicas).
 
   Raises:
     FileNotFoundError: there is nothing to load, or nothing that is intact.
-    ValueError: another tokenizer, a run of something else than a language model, or a phase of what is no run.
+    ValueError: another tokenizer, a run of something else than a language model, a phase of what is no run, or none
+      where several could be meant.
   """
   mesh = mesh or make_mesh()
   phases = epath.Path(source) / "checkpoints"
@@ -63,7 +66,7 @@ def load_model(
     params = jax.device_put(dict(pretrained.params), shardings)
     return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, pretrained.context_tokens)
   known = {path.name: path for path in phases.iterdir() if path.is_dir()}
-  name = phase or max(known, key=lambda name: known[name].stat().mtime, default="")
+  name = phase or _last_phase(source, known)
   metadata = read_metadata(known[name]) if name in known else None
   if metadata is None:
     names = ", ".join(sorted(known)) or "none"
@@ -88,3 +91,34 @@ def load_model(
   restored = load(folder, {"params": abstract})
   assert restored is not None  # its metadata was just read
   return LoadedModel(config, restored.state["params"], restored.metadata, tokenizer)
+
+
+def _last_phase(source: str | os.PathLike, known: Mapping[str, epath.Path]) -> str:
+  """Return the phase that the most others came before: each says in its metadata which one it began from.
+
+  A phase without an intact checkpoint says nothing, and is returned. Raises ValueError where two are as far.
+  """
+  origins: dict[str, str | None] = {}
+  for name, folder in sorted(known.items()):
+    if (metadata := read_metadata(folder)) is None:
+      return name
+    origin = metadata.get("origin")
+    origins[name] = origin.get("phase") if isinstance(origin, dict) else None
+  depths = {name: len(_line_of(name, origins)) for name in origins}
+  last = [name for name in depths if depths[name] == max(depths.values())]
+  if len(last) > 1:
+    raise ValueError(
+      f"{source} has the phases {', '.join(known)}, of which {' and '.join(last)} may be meant: name one"
+    )
+  if len(known) > 1:
+    print(f"{source}: phase {last[0]}, of {', '.join(sorted(known))}", file=sys.stderr, flush=True)
+  return last[0] if last else ""
+
+
+def _line_of(name: str | None, origins: Mapping[str, str | None]) -> list[str]:
+  """Return a phase and those that it goes back to, in other workdirs too."""
+  line: list[str] = []
+  while name is not None and name not in line:
+    line.append(name)
+    name = origins.get(name)
+  return line

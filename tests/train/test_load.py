@@ -1,6 +1,7 @@
 """`load_model`: what was saved is what is loaded, in another process too; what does not fit is refused."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,9 +38,9 @@ print(json.dumps(np.asarray(apply(loaded.params, hidden, method="logits")).tolis
 def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   tokenizer = ByteTokenizer()
-  metadata = {"model": CONFIG.to_dict(), "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}}
-  for seed, phase in enumerate(("sft", "rl")):
-    params = nn.unbox(init_params(CONFIG, jax.random.key(seed)))
+  said = {"model": CONFIG.to_dict(), "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}}
+  for seed, (phase, begun) in enumerate((("rl", {"origin": {"phase": "sft"}}), ("sft", {}), ("gold", {}))):
+    params, metadata = nn.unbox(init_params(CONFIG, jax.random.key(seed))), {**said, "phase": phase, **begun}
     with Checkpointer(checkpoints(folder, phase)) as saver:
       saver.save(1, {"params": params, "opt_state": params}, metadata=metadata)
   return folder
@@ -54,10 +55,25 @@ def test_another_process_gets_the_same_logits(workdir):
   np.testing.assert_array_equal(np.asarray(ours), np.asarray(json.loads(run.stdout.splitlines()[-1]), np.float32))
 
 
-def test_the_phase_chooses_and_the_last_is_the_default(workdir):
+def test_the_phase_chooses_and_the_last_is_the_default(workdir, capsys):
   embed = lambda phase: np.asarray(load_model(workdir, phase).params["params"]["embed"])
   np.testing.assert_array_equal(embed(None), embed("rl"))
+  assert capsys.readouterr().err == f"{workdir}: phase rl, of gold, rl, sft\n"
   assert (embed("rl") != embed("sft")).any()
+
+
+def test_the_last_phase_is_that_of_the_longest_line_whatever_was_written_last(workdir, tmp_path):
+  shutil.copytree(workdir, tmp_path / "run")
+  phases = tmp_path / "run" / "checkpoints"
+  for last in ("rl", "sft", "gold"):
+    os.utime(phases / last, (2e9, 2e9))
+    assert load_model(tmp_path / "run").metadata["phase"] == "rl"
+  shutil.rmtree(phases / "rl")
+  with pytest.raises(ValueError, match=r"has the phases .*, of which gold and sft may be meant: name one"):
+    load_model(tmp_path / "run")
+  (phases / "rl").mkdir()  # it was begun
+  with pytest.raises(FileNotFoundError, match=r"rl has no intact checkpoint; the phases of .* are gold, rl, sft"):
+    load_model(tmp_path / "run")
 
 
 def test_a_folder_that_is_no_run_or_holds_nothing_intact_is_named(workdir, tmp_path):
@@ -98,7 +114,7 @@ def test_what_does_not_fit_is_refused(workdir, tmp_path):
   assert load_model(workdir, tokenizer=ByteTokenizer()).config == CONFIG
   with pytest.raises(ValueError, match="trained with the tokenizer"):
     load_model(workdir, tokenizer=WordTokenizer(["a"]))
-  with pytest.raises(FileNotFoundError, match=r"phases of .* are rl, sft"):
+  with pytest.raises(FileNotFoundError, match=r"phases of .* are gold, rl, sft"):
     load_model(workdir, "rll")
   with pytest.raises(FileNotFoundError):
     load_model(tmp_path / "nothing")
