@@ -219,20 +219,32 @@ def _improve(experiment: Experiment, workdir: epath.Path, state: dict[str, Any])
 
 
 def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -> dict[str, Any]:
-  """Run several ways to remember, each in its own folder, and compare the first with the others, paired by case."""
-  reports = {}
+  """Run several ways to remember, each in its own folder, and compare the first with the others, paired by case.
+
+  One whose budget ends early stops no other. Raises BudgetError in the end, naming these, if there is one: they have no
+  test scores; `compare.json` has the others, and says of these why.
+  """
+  reports, ended = {}, {}
   for name, config in configs.items():
     (folder := epath.Path(workdir) / name).mkdir(parents=True, exist_ok=True)
-    reports[name] = run(build(config), folder)
-  (first, of_first), *others = reports.items()
+    try:
+      reports[name] = run(build(config), folder)
+    except tg.BudgetError as error:
+      ended[name] = str(error)
+      print(f"{name}: ended early, {error}", flush=True)
   found: dict[str, Any] = {f"{name}.test": report["test.final"] for name, report in reports.items()}
+  found |= {f"{name}.ended": reason for name, reason in ended.items()}
+  (first, of_first), *others = reports.items() if reports else [("", {})]
   for name, report in others:
     a, b = np.array(of_first["test.right"]), np.array(report["test.right"])
     found[f"{first}-{name}"] = float((a - b).mean())
     found[f"{first}-{name}.interval"] = list(bootstrap_difference(a, b))
     low, high = found[f"{first}-{name}.interval"]
     print(f"{first} - {name}: {(a - b).mean():+.3f} [{low:+.3f}, {high:+.3f}] on {len(a)} test cases")
-  write_json(epath.Path(workdir) / "compare.json", found)
+  write_json(target := epath.Path(workdir) / "compare.json", found)
+  if ended:
+    names = ", ".join(ended)
+    raise tg.BudgetError(f"the budget ended {names} early, {target} compares the others; a larger one goes on there")
   return found
 
 
