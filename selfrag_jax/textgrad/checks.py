@@ -49,11 +49,12 @@ def check_count(value: Any, name: str) -> int:
   """Return a number from 0 on. Raises TypeError or ValueError."""
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     raise TypeError(f"{name} must be an integer, not {_kind(value)}")
-  if value < 0:
-    raise ValueError(f"{name} = {value} must be at least 0")
-  if value > LARGEST:
-    raise ValueError(f"{name} must be at most {LARGEST}, what is given has {int(value).bit_length()} bits")
-  return int(value)
+  count = int(value)
+  if count < 0:
+    raise ValueError(f"{name} = {count} must be at least 0")
+  if count > LARGEST:
+    raise ValueError(f"{name} must be at most {LARGEST}, what is given has {count.bit_length()} bits")
+  return count
 
 
 def closest(name: str, known: Sequence[str]) -> str:
