@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     config["data"]["path"] = DATA.value
   folder = output(config)
   module, experiment = build(config, EXPERIMENTS)
-  if hasattr(module, "value_names"):
+  if gates:
     check_names(gates, module.value_names(experiment))
   from selfrag_jax.text.printable import printable
   from selfrag_jax.train.workdir import open_workdir

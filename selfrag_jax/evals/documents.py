@@ -18,6 +18,7 @@ from etils import epath
 
 from selfrag_jax.evals import figures
 from selfrag_jax.evals.chat import BUCKET, ChatModel, load_chat
+from selfrag_jax.evals.gates import numbers
 from selfrag_jax.evals.sections import FilesPath
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.generate.complete import check_new_tokens
@@ -62,6 +63,25 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return Experiment(config, section, chat, questions)
 
 
+def planned(section: DocumentsConfig) -> dict[str, tuple[str, int, list[int]]]:
+  """Return the curves of a file by name: condition, number of documents, places of the one that answers."""
+  curves: dict[str, tuple[str, int, list[int]]] = {}
+  for n in section.n_documents:
+    curves[f"full_{n}"] = "full", n, list(positions(n, section.positions))
+  for n in section.n_documents:
+    curves[f"memory_{n}"] = "memory", n, [n // 2]
+  return {**curves, "gold": ("gold", 1, [0]), "closed_book": ("closed_book", 1, [0])}
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  wrong = lambda *_: [(0.0, 0)] * 2
+  curves = {
+    key: measure(wrong, [], lambda *_: [], n, places) for key, (_, n, places) in planned(experiment.settings).items()
+  }
+  return set(numbers({"config": experiment.config, "files": dict.fromkeys(experiment.questions, curves)}))
+
+
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Measure every file at every number of documents, and write `documents.json`, `.csv` and `.png`.
 
@@ -72,16 +92,13 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   report = _begun(target, experiment.config)
   answer = make_answer(experiment)
   for name, questions in experiment.questions.items():
-    curves = report["files"].setdefault(name, {})
-    for condition, documents in conditions(experiment, questions).items():
-      for n in section.n_documents if condition in ("full", "memory") else (1,):
-        key = f"{condition}_{n}" if condition in ("full", "memory") else condition
-        if key in curves:
-          continue
-        places = positions(n, section.positions) if condition == "full" else [n // 2]
-        curves[key] = measure(answer, questions, documents, n, places)
-        write_json(target, report)
-        print(f"{name} {key}: {'  '.join(f'{x:.3f}' for x in curves[key]['accuracy_by_depth'])}", flush=True)
+    curves, shown = report["files"].setdefault(name, {}), conditions(experiment, questions)
+    for key, (condition, n, places) in planned(section).items():
+      if key in curves:
+        continue
+      curves[key] = measure(answer, questions, shown[condition], n, places)
+      write_json(target, report)
+      print(f"{name} {key}: {'  '.join(f'{x:.3f}' for x in curves[key]['accuracy_by_depth'])}", flush=True)
   write_bytes_atomic(workdir / "documents.csv", as_csv(report).encode())
   figures.documents_over_depth(workdir, report)
   print(table(report))

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+MENTIONED = 20  # names, where none is close
+
 
 class Gate(NamedTuple):
   """A value of a report, by its name, and the least that it may be."""
@@ -33,25 +35,34 @@ def check_names(gates: Iterable[Gate], names: Iterable[str]) -> None:
       raise ValueError(f"--min: the report has no {gate.name}; {_suggestion(gate.name, names)}")
 
 
+def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+  """Return the numbers of a report by their names: keys with dots between."""
+  found: dict[str, float] = {}
+  for key, value in report.items():
+    if isinstance(value, Mapping):
+      found |= numbers(value, f"{prefix}{key}.")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+      found[f"{prefix}{key}"] = float(value)
+  return found
+
+
 def value_of(report: Mapping[str, Any], name: str) -> float:
   """Return a number of a report by its key, or by keys with dots between. Raises ValueError, with what there is."""
+  if name in (known := numbers(report)):
+    return known[name]
   found: Any = report
-  if name in report:
-    found = report[name]
-  else:
-    for key in name.split("."):
-      if not isinstance(found, Mapping) or key not in found:
-        known = sorted(map(str, found)) if isinstance(found, Mapping) else []
-        raise ValueError(f"--min: the report has no {name}; at {key!r} {_suggestion(key, known)}")
-      found = found[key]
-  if isinstance(found, bool) or not isinstance(found, (int, float)):
-    raise ValueError(f"--min: {name} is no number in the report")
-  return float(found)
+  for key in [name] if name in report else name.split("."):
+    if not isinstance(found, Mapping) or key not in found:
+      names = sorted(map(str, found)) if isinstance(found, Mapping) else []
+      raise ValueError(f"--min: the report has no {name}; at {key!r} {_suggestion(key, names)}")
+    found = found[key]
+  raise ValueError(f"--min: {name} is no number in the report")
 
 
 def _suggestion(name: str, known: list[str]) -> str:
   close = difflib.get_close_matches(name, known, n=1)
-  return f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'a value'}"
+  some = [*known[:MENTIONED], f"and {len(known) - MENTIONED} more"] if len(known) > MENTIONED else known
+  return f"did you mean {close[0]}?" if close else f"it has {', '.join(some) or 'a value'}"
 
 
 def missed(report: Mapping[str, Any], gates: list[Gate]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.evals import position_recall
+from selfrag_jax.evals.gates import numbers
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.train.workdir import open_workdir
 
@@ -25,6 +26,11 @@ def build(config: Mapping[str, Any]) -> Runs:
     except ValueError as error:
       raise ValueError(f"config.runs.{name}: {error}") from error
   return runs
+
+
+def value_names(experiment: Runs) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  return set(numbers(summarize({name: position_recall.outline(one) for name, one in experiment.items()})))
 
 
 def run(experiment: Runs, workdir: epath.PathLike) -> dict[str, Any]:
@@ -58,7 +64,8 @@ def summarize(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("accuracy", "worst", "u", "range_upper")
         for values in [[curve[key] for curve in curves]]
       }
-    held = {name: sum(report["checks"][name]["holds"] for report in seeds) for name in seeds[0]["checks"]}
+    made = [(name, check["holds"]) for report in seeds for name, check in report["checks"].items()]
+    held = {name: sum(holds for other, holds in made if other == name) for name, _ in made}
     summary[variant] = {"seeds": len(seeds), "conditions": conditions, "checks_held": held}
   return summary
 

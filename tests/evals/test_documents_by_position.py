@@ -9,6 +9,7 @@ import pytest
 from selfrag_jax.evals import documents
 from selfrag_jax.evals.chat import ChatModel
 from selfrag_jax.evals.documents import Experiment, build, conditions, make_answer, run
+from selfrag_jax.evals.gates import numbers
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.metrics.answers import substring_match
@@ -58,6 +59,7 @@ def test_the_memory_shows_what_is_like_the_question_wherever_it_stands(experimen
 
 def test_a_run_goes_on_with_what_is_missing(experiment, tmp_path, monkeypatch):
   report = run(experiment, tmp_path)
+  assert documents.value_names(experiment) == numbers(report).keys()
   curves = report["files"]["kv"]
   assert curves.keys() == {"full_2", "full_4", "memory_2", "memory_4", "gold", "closed_book"}
   assert curves["full_4"]["positions"] == [0, 1, 2, 3]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfrag_jax.evals.gates import check_names, missed, parse_gate
+from selfrag_jax.evals.gates import check_names, missed, parse_gate, value_of
 
 REPORT = {"bm25.ndcg@10": 0.75, "conditions": {"memory": {"accuracy": 1.0}}, "name": "x", "lost": float("nan")}
 
@@ -11,6 +11,17 @@ def test_gates_are_met_or_missed():
   gates = [parse_gate(text) for text in ("bm25.ndcg@10=0.75", "conditions.memory.accuracy=0.9", "lost=0")]
   assert missed(REPORT, gates) == ["lost is nan, not 0 or more"]
   assert missed(REPORT, [parse_gate("bm25.ndcg@10=0.76")]) == ["bm25.ndcg@10 is 0.75, not 0.76 or more"]
+
+
+def test_keys_with_dots_are_names_too():
+  report = {"files": {"a.b": {"n": 3}}, "x.y": 1}
+  assert value_of(report, "files.a.b.n") == 3
+  assert value_of(report, "x.y") == 1
+
+
+def test_of_many_names_some_are_mentioned():
+  with pytest.raises(ValueError, match=r"it has value0, .*, and 80 more$"):
+    check_names([parse_gate("quartz=1")], [f"value{i}" for i in range(100)])
 
 
 def test_a_name_that_no_report_will_have_is_refused_with_the_closest():

@@ -9,7 +9,8 @@ import pytest
 
 from configs import memory, position_recall, pretrain
 from selfrag_jax.evals import position_recall as recall_experiment
-from selfrag_jax.evals import self_rag
+from selfrag_jax.evals import self_rag, sweep
+from selfrag_jax.evals.gates import numbers
 from selfrag_jax.evals.page import write_page
 from selfrag_jax.evals.position_recall import CONDITIONS, build, checks, run, table
 from selfrag_jax.model.lm import init_params
@@ -67,6 +68,13 @@ def test_every_condition_is_reported_with_its_budget(report):
   assert (workdir / "position_recall.png").stat().st_size > 10_000
 
 
+def test_the_names_of_all_numbers_are_known_before(report):
+  said, _ = report
+  assert recall_experiment.value_names(build(tiny(position_recall.get_config))) == numbers(said).keys()
+  summary = sweep.summarize({"one": said})
+  assert sweep.value_names({"one": build(tiny(position_recall.get_config))}) == numbers(summary).keys()
+
+
 def test_the_page_shows_what_was_retrieved(report):
   said, workdir = report
   page = (workdir / "position_recall.html").read_text()
@@ -109,6 +117,7 @@ def test_checks_follow_the_report(report):
   good["recall_at_1"]["position_recall"] = 1.0
   assert all(check["holds"] for check in checks(good).values()), checks(good)
   assert "FAILS" not in table({**good, "checks": checks(good)})
+  assert checks({**good, "middle": {"32": {**good["middle"]["32"], "against": "full_x"}}}).keys() == checks(good).keys()
   breaks = {
     "memory": {"worst": 0.8, "u": -0.06, "range_upper": 0.11}, "memory_32": {"worst": 0.8},
     "changed": {"accuracy": 0.9}, "deleted": {"accuracy": 0.1}, "random": {"accuracy": 0.1},

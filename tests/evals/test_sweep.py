@@ -44,6 +44,12 @@ def test_only_what_is_missing_is_run(tmp_path, monkeypatch, capsys):
   assert made == []
 
 
+def test_seeds_whose_checks_have_other_names_are_summarised():
+  one, other = report("kv", 0, 0.95), report("kv", 1, 0.8)
+  other["checks"]["later"] = other["checks"].pop("flat")
+  assert sweep.summarize({"a": one, "b": other})["kv"]["checks_held"] == {"worst": 1, "flat": 1, "later": 1}
+
+
 def test_the_config_has_every_variant_with_three_seeds():
   runs = get_config("full").runs
   assert {(run.data.variant, run.seed) for run in runs.values()} == {(v, s) for v in WORDINGS for s in range(3)}

@@ -116,6 +116,15 @@ def test_a_gate_of_no_value_is_named_before_the_work(tmp_path, collection):
   assert launch("eval", *flags, "--min=bm25.ndcg@10=0.5").returncode == 0
 
 
+@pytest.mark.parametrize("variant", ["kv", "full"])
+def test_a_gate_of_no_value_is_named_before_anything_is_trained(tmp_path, variant):
+  name = "conditions.memory.acuracy" if variant == "kv" else "kv.conditions.memory.acuracy.mean"
+  flags = [f"--config=configs/position_recall.py:{variant}", f"--workdir={tmp_path / 'run'}", f"--min={name}=0.9"]
+  run = launch("eval", *flags)
+  assert_one_line(run, 2, rf"the report has no {name}; did you mean {name.replace('acuracy', 'accuracy')}\?")
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("launcher", FAILED)
 def test_a_workdir_that_cannot_be_is_said_before_the_work(tmp_path, launcher):
   config = {"train": "refrag", "eval": "retrieval", "optimize_prompt": "gradient_rag"}[launcher]
