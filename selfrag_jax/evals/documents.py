@@ -20,7 +20,7 @@ from selfrag_jax.evals import figures
 from selfrag_jax.evals.chat import BUCKET, ChatModel, load_chat
 from selfrag_jax.evals.gates import numbers
 from selfrag_jax.evals.sections import FilesPath
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
 from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
@@ -140,11 +140,25 @@ def measure(
 
 def _begun(target: epath.Path, config: Mapping[str, Any]) -> dict[str, Any]:
   if target.exists():
-    report = json.loads(target.read_text())
-    if report["config"] != json.loads(json.dumps(config)):
+    report = read_json_object(target, "what an earlier run has measured")
+    if report.get("config") != json.loads(json.dumps(config)):
       raise ValueError(f"{target} was measured with another config; use another workdir")
+    files = report.get("files")
+    of_files = list(files.values()) if isinstance(files, dict) else [None]
+    if not all(isinstance(curves, dict) and all(map(_is_curve, curves.values())) for curves in of_files):
+      raise ValueError(f"{target} was damaged; use another workdir, or delete it to measure again")
     return report
   return {"config": config, "files": {}}
+
+
+def _is_curve(curve: Any) -> bool:
+  """Tell whether this is what `measure` returns."""
+  fields = ("positions", "accuracy_by_depth", "interval_by_depth")
+  return (
+    isinstance(curve, dict)
+    and {"n", "shape", "prompt_tokens", "seconds"} <= curve.keys()
+    and all(isinstance(curve.get(name), list) for name in fields)
+  )
 
 
 def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from etils import epath
 
 from selfrag_jax.evals import position_recall
 from selfrag_jax.evals.gates import numbers
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
 from selfrag_jax.train.workdir import open_workdir
 
 Runs = dict[str, position_recall.Experiment]
@@ -43,12 +42,22 @@ def run(experiment: Runs, workdir: epath.PathLike) -> dict[str, Any]:
       print(f"run {number} of {len(experiment)}: {name}", flush=True)
       with open_workdir(folder) as held:
         position_recall.run(one, held)
-    reports[name] = json.loads(done.read_text())
+    reports[name] = _read(done)
   summary = summarize(reports)
   write_json(epath.Path(workdir) / "position_recall.json", summary)
   write_bytes_atomic(epath.Path(workdir) / "position_recall.csv", as_csv(summary).encode())
   print(table(summary))
   return summary
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+  """Read the report of a run. Raises ValueError, naming the file, for anything else."""
+  report = read_json_object(path, "the report of a run")
+  try:
+    summarize({path.parent.name: report})
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f"{path} is no report of a run ({error!r}); delete it to make the run again") from None
+  return report
 
 
 def summarize(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

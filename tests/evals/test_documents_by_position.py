@@ -80,6 +80,25 @@ def test_a_run_goes_on_with_what_is_missing(experiment, tmp_path, monkeypatch):
     run(experiment, tmp_path)
 
 
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (b"", "documents.json: "),
+    (b"[]", "documents.json: a JSON object was expected"),
+    ({"config": None}, "was measured with another config"),
+    ({"files": 5}, "was damaged; use another workdir"),
+    ({"files": {"kv": 5}}, "was damaged; use another workdir"),
+    ({"files": {"kv": {"gold": {}}}}, "was damaged; use another workdir"),
+  ],
+)
+def test_measurements_that_were_damaged_are_named(experiment, tmp_path, change, message):
+  begun = change if isinstance(change, bytes) else json.dumps({"config": experiment.config, **change}).encode()
+  (tmp_path / "documents.json").write_bytes(begun)
+  with pytest.raises(ValueError, match=message):
+    run(experiment, tmp_path)
+  assert (tmp_path / "documents.json").read_bytes() == begun
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
   config = {"model": "tiny", "data": {"path": ""}, "documents": {"n_documents": (3,)}}
   with pytest.raises(ValueError, match=r"config\.data\.path is empty"):

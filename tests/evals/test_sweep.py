@@ -44,6 +44,14 @@ def test_only_what_is_missing_is_run(tmp_path, monkeypatch, capsys):
   assert made == []
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"variant": "kv", "conditions": 5, "checks": {}}'])
+def test_a_damaged_report_of_a_run_is_named(tmp_path, content):
+  (tmp_path / "one").mkdir()
+  (tmp_path / "one" / "position_recall.json").write_bytes(content)
+  with pytest.raises(ValueError, match=r"one/position_recall\.json"):
+    sweep.run({"one": None}, tmp_path)
+
+
 def test_seeds_whose_checks_have_other_names_are_summarised():
   one, other = report("kv", 0, 0.95), report("kv", 1, 0.8)
   other["checks"]["later"] = other["checks"].pop("flat")
