@@ -165,7 +165,8 @@ class DenseRetriever(BaseRetriever):
         self._table.restore(*old.contents(), added=held)
     n = len(ids)
     arrays = {"embeddings": vectors, "tokens": np.zeros((n, 0), np.int32), "lengths": np.zeros(n, np.int32)}
-    records = [{"id": id, "key": None} for id in ids]
+    bare = {"text": "", "key": None, "count": 1, "metadata": {}}  # texts and metadata are the documents'
+    records = [{"id": id, **bare} for id in ids]
     self._table.apply(Change({"remove": [], "add": records, "count": {}, "added": held + n}, arrays))
 
   def _delete(self, ids: Sequence[str]) -> None:
