@@ -243,8 +243,8 @@ def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -
     print(f"{first} - {name}: {(a - b).mean():+.3f} [{low:+.3f}, {high:+.3f}] on {len(a)} test cases")
   write_json(target := epath.Path(workdir) / "compare.json", found)
   if ended:
-    names = ", ".join(ended)
-    raise tg.BudgetError(f"the budget ended {names} early, {target} compares the others; a larger one goes on there")
+    rest = f"{target} compares the others" if reports else f"{target} says why"
+    raise tg.BudgetError(f"the budget ended {', '.join(ended)} early, {rest}; a larger one goes on there")
   return found
 
 
