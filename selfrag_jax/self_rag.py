@@ -44,6 +44,7 @@ class SelfRAGConfig:
   max_chunks: int = 10_000
   chunk_size: int = 64  # tokens of a chunk
   top_k: int = 5
+  searches: int = 1  # each further one asks with the best chunk of the one before in front; they share `top_k`
   retrieval_method: Literal["cosine", "dot", "learned"] = "cosine"  # learned: a projection of the query, then dot
   embed_pooling: Pooling = "mean"
   order: Order = "score"  # the best chunk first, last (reverse), at both ends (edges); or as they were read (position)
@@ -55,9 +56,13 @@ class SelfRAGConfig:
       allowed = get_args(get_type_hints(SelfRAGConfig)[name])
       if getattr(self, name) not in allowed:
         raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}")
-    for name in ("max_chunks", "chunk_size", "top_k"):
+    for name in ("max_chunks", "chunk_size", "top_k", "searches"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    if self.searches > self.top_k:
+      raise ValueError(
+        f"searches is {self.searches}, and they share top_k = {self.top_k} chunks: give each at least one"
+      )
     if not 0 <= self.memory_dropout <= 1 or self.contrastive_weight < 0:
       raise ValueError(
         f"memory_dropout is {self.memory_dropout}, it must lie in [0, 1]; contrastive_weight is "
@@ -67,6 +72,12 @@ class SelfRAGConfig:
   @property
   def metric(self) -> Literal["cosine", "dot"]:
     return "cosine" if self.retrieval_method == "cosine" else "dot"
+
+  @property
+  def shares(self) -> tuple[int, ...]:
+    """How many chunks each search adds."""
+    share, rest = divmod(self.top_k, self.searches)
+    return (share + rest, *[share] * (self.searches - 1))
 
 
 class MemoryTokens(NamedTuple):
@@ -355,9 +366,19 @@ class SelfRAGModel:
     return ids
 
   def _remembered(self, rows: list[list[int]], use_memory: bool) -> list[list[Chunk]]:
+    """Search as often as the config says; what is found first stands first."""
     if not use_memory or not self.memory.size:
       return [[] for _ in rows]
-    return self.retrieve(self.embed(rows))
+    retrieved: list[list[Chunk]] = [[] for _ in rows]
+    best: list[list[Chunk]] = [[] for _ in rows]
+    for share in self.config.shares:
+      asked = self.augment(rows, best) if any(best) else rows
+      for chunks, leading, found in zip(retrieved, best, self.retrieve(self.embed(asked)), strict=True):
+        known = {chunk.id for chunk in chunks}
+        new = [chunk for chunk in found if chunk.id not in known][:share]
+        chunks += new
+        leading += new[:1]
+    return retrieved
 
   def _augmented(self, rows: list[list[int]], retrieved: Sequence[Sequence[Chunk]]) -> tuple[Array, Array, Array]:
     """Compact chunks and inputs on the device; the batch is padded."""

@@ -299,6 +299,22 @@ def test_explain_says_what_from_where_and_how_similar():
   assert make(n_facts=0).explain(["who"]) == [[]]
 
 
+@pytest.mark.parametrize(("searches", "top_k", "n_facts"), [(2, 2, 4), (2, 3, 4), (3, 4, 4), (2, 4, 1)])
+def test_a_further_search_asks_with_the_best_chunk_of_the_one_before(searches, top_k, n_facts):
+  model = make(n_facts, top_k=top_k, searches=searches)
+  plain = make(n_facts, top_k=top_k)  # its searches, one at a time
+  for question in ("who is the ally of avalor", "where is the port"):
+    [found] = model.explain([question])
+    expected, best, asked = [], [], question
+    for share in model.config.shares:
+      new = [c for c in plain.retrieve(plain.embed([asked]))[0] if c.id not in [known.id for known in expected]][:share]
+      expected, best = expected + new, best + new[:1]
+      asked = plain.augment([question], [best])[0]
+    assert [c.id for c in found] == [c.id for c in expected]
+    assert [c.score for c in found] == pytest.approx([c.score for c in expected])
+    assert len(found) == min(top_k, n_facts)
+
+
 def test_what_does_not_fit_is_refused():
   memory = MemoryStore(16, chunk_size=8, backend="numpy")
   base = LoadedModel(MODEL, PARAMS, {}, TOKENIZER)
@@ -326,6 +342,8 @@ def test_what_does_not_fit_is_refused():
     SelfRAGModel(base, MemoryStore(16, 5, chunk_size=8), SelfRAGConfig(chunk_size=8, max_chunks=20))
   with pytest.raises(ValueError, match="top_k is 0"):
     SelfRAGConfig(top_k=0)
+  with pytest.raises(ValueError, match="searches is 3, and they share top_k = 2"):
+    SelfRAGConfig(top_k=2, searches=3)
   with pytest.raises(ValueError, match=r"memory_dropout is 1.5, it must lie in \[0, 1\]"):
     SelfRAGConfig(memory_dropout=1.5)
 

@@ -10,7 +10,7 @@ from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import bootstrap_difference
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import Sequences, of_facts
-from selfrag_jax.train.reading import Reader, Sight, seen
+from selfrag_jax.train.reading import Reader, Sight, is_found, seen
 from selfrag_jax.typing import Params
 
 _retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)
@@ -18,8 +18,8 @@ _read = jax.jit(Reader.read, static_argnums=0)
 
 
 class Curve(NamedTuple):
-  """One condition: for each question and depth the loss, whether the answer was right, and whether the needed fact was
-  seen first or at all, [N, depths]; and how many facts and tokens may be seen."""
+  """One condition: for each question and depth the loss, whether the answer was right, whether the fact that moves was
+  seen first, and whether all needed ones were seen, [N, depths]; and how many facts and tokens may be seen."""
 
   loss: np.ndarray
   right: np.ndarray
@@ -68,8 +68,8 @@ def measure(
   for depth in task.depths(depths):
     batch = of_facts(task.episodes("test", indices, [depth] * questions, changed=changed))
     scored = score(reader, params, batch, sight, tokens=tokens, seed=int(depth))
-    gold = batch.gold[:, 0, :1]
-    columns.append((scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], (scored.slots == gold).any(axis=1)))
+    gold = batch.gold[:, 0]
+    columns.append((scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], is_found(scored.slots, gold)))
   scores = (np.stack(column, axis=1) for column in zip(*columns, strict=True))
   budget = task.n_facts if sight == "full" else reader.config.top_k
   return Curve(*scores, budget=budget, budget_tokens=budget * (batch.chunks.shape[2] + 1) + 1)

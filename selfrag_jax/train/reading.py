@@ -27,7 +27,7 @@ Sight = Literal["memory", "deleted", "tail", "head_tail", "oracle", "random", "n
 
 
 class Retrieved(NamedTuple):
-  """What a search found: slots [E q, k]; and the embeddings of the queries [E q, D] and of all chunks [E n, D]."""
+  """What was found: slots [E q, k]; the embeddings of the queries of s searches [E q, s, D], of all chunks [E n, D]."""
 
   slots: Array
   queries: Array
@@ -39,6 +39,11 @@ def gold_slots(batch: Sequences) -> Array:
   contexts, n = batch.chunks.shape[:2]
   first = jnp.arange(contexts, dtype=jnp.int32)[:, None, None] * n
   return (batch.gold + first).reshape(-1, batch.gold.shape[2])
+
+
+def is_found(slots_RxK: ArrayLike, gold_RxG: ArrayLike) -> Array:
+  """Tell for each row whether all needed chunks are among the slots, bool [R]."""
+  return (jnp.asarray(slots_RxK)[:, :, None] == jnp.asarray(gold_RxG)[:, None, :]).any(axis=1).all(axis=1)
 
 
 def seen(sight: Sight, batch: Sequences, k: int, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -85,9 +90,11 @@ class Reader(NamedTuple):
     fixed = jax.lax.stop_gradient(embedded)
     return write(empty, fixed, mask=lengths > 0, group_ids=groups, tokens=tokens, lengths=lengths), embedded
 
-  def ask(self, params: Params, batch: Sequences) -> Array:
-    """Embed what is asked with, [E q, D]."""
+  def ask(self, params: Params, batch: Sequences, slots: ArrayLike | None = None) -> Array:
+    """Embed what is asked with, [E q, D]; the chunks at `slots` [E q, h] stand before it."""
     tokens, lengths = batch.inputs.reshape(-1, batch.inputs.shape[2]), batch.query_lengths.reshape(-1)
+    if slots is not None:
+      tokens, lengths, _ = augment(tokens, lengths, _chunks_at(batch, slots), self.ids, self.config.order)
     queries = embed(self.model, params, tokens, lengths, self.ids, self.config.embed_pooling)
     if self.config.retrieval_method == "learned":
       return jnp.asarray(LM(self.model).apply(params, queries, method="project"))
@@ -96,35 +103,56 @@ class Reader(NamedTuple):
   def retrieve(self, params: Params, batch: Sequences, forgotten: ArrayLike | None = None) -> Retrieved:
     """Search for the chunks that are most similar to what is asked with, each input within its own context.
 
-    Chunks that are `forgotten` bool [E n] are deleted before.
+    Each further search asks with the best new chunk of each one before in front (arXiv 2009.12756), and adds what they
+    have not found. Chunks that are `forgotten` bool [E n] are deleted before.
     """
     memory, chunks = self.remember(params, batch)
     if forgotten is not None:
       memory = delete(memory, forgotten)
-    queries, contexts = self.ask(params, batch), len(batch.chunks)
-    found = search(
-      memory,
-      jax.lax.stop_gradient(queries),
-      self.config.top_k,
-      group_ids=jnp.repeat(jnp.arange(contexts, dtype=jnp.int32), len(queries) // contexts),
-      metric=self.config.metric,
-      mesh=self.mesh if self.mesh is not None and self.mesh.size > 1 else None,
-      axis=BATCH_AXES,
-    )
-    return Retrieved(jnp.asarray(found.slots), queries, chunks)
+    contexts, n_rows = len(batch.chunks), batch.inputs.shape[0] * batch.inputs.shape[1]
+    groups = jnp.repeat(jnp.arange(contexts, dtype=jnp.int32), n_rows // contexts)
+    slots, best = jnp.zeros((n_rows, 0), jnp.int32), None
+    queries = []
+    for share in self.config.shares:
+      queries.append(self.ask(params, batch, best))
+      found = search(
+        memory,
+        jax.lax.stop_gradient(queries[-1]),
+        self.config.top_k,
+        group_ids=groups,
+        metric=self.config.metric,
+        mesh=self.mesh if self.mesh is not None and self.mesh.size > 1 else None,
+        axis=BATCH_AXES,
+      )
+      new = _without(jnp.asarray(found.slots), slots)[:, :share]
+      slots = jnp.concatenate([slots, new], axis=1)
+      best = new[:, :1] if best is None else jnp.concatenate([best, new[:, :1]], axis=1)
+    return Retrieved(slots, jnp.stack(queries, axis=1), chunks)
 
   def read(self, params: Params, batch: Sequences, slots: ArrayLike) -> tuple[Array, Array, Array]:
     """Predict the inputs with the chunks at `slots` before them, where they use a memory.
 
     Returns log-probabilities, hits and which tokens count, [E q, T - 1]; column t is about token t + 1 of the input.
     """
-    used = jnp.where(batch.use_memory.reshape(-1, 1), slots, -1)
-    at = jnp.maximum(used, 0)
-    lengths = jnp.where(used >= 0, batch.chunk_lengths.reshape(-1)[at], 0)
-    found = Found(batch.chunks.reshape(-1, batch.chunks.shape[2])[at], lengths, used)
+    found = _chunks_at(batch, jnp.where(batch.use_memory.reshape(-1, 1), slots, -1))
     inputs, lengths = batch.inputs.reshape(-1, batch.inputs.shape[2]), batch.lengths.reshape(-1)
     tokens, whole, starts = augment(inputs, lengths, found, self.ids, self.config.order)
     logits = input_logits(self.model, params, tokens, whole, starts, inputs.shape[1])[:, :-1]
     targets, at = inputs[:, 1:], jnp.arange(1, inputs.shape[1])[None, :]
     counted = (at >= batch.query_lengths.reshape(-1)[:, None]) & (at < lengths[:, None])
     return token_log_probs(logits, targets), logits.argmax(axis=-1) == targets, counted
+
+
+def _chunks_at(batch: Sequences, slots_RxK: ArrayLike) -> Found:
+  """Return the chunks at slots of the memory of a batch; nothing where a slot is -1."""
+  slots = jnp.asarray(slots_RxK)
+  at = jnp.maximum(slots, 0)
+  lengths = jnp.where(slots >= 0, batch.chunk_lengths.reshape(-1)[at], 0)
+  return Found(batch.chunks.reshape(-1, batch.chunks.shape[2])[at], lengths, slots)
+
+
+def _without(slots_RxK: Array, known_RxH: Array) -> Array:
+  """Return the slots of each row that are not among the known ones, in their order, and -1 behind."""
+  is_known = (slots_RxK[:, :, None] == known_RxH[:, None, :]).any(axis=2)
+  order = jnp.argsort(is_known, axis=1, stable=True)
+  return jnp.take_along_axis(jnp.where(is_known, -1, slots_RxK), order, axis=1)

@@ -43,7 +43,12 @@ def random_params():
 PARAMS = random_params()
 
 
-def phase(config=CONFIG, mesh=None, **overrides) -> MemoryPhase:
+def pairs(step: int) -> Sequences:
+  """Eight lists a step, a question each that takes two facts, of which one names the other."""
+  return of_facts(Facts("two_fact", 12).lists("train", range(step * 8, step * 8 + 8)))
+
+
+def phase(config=CONFIG, mesh=None, sequences=sequences, **overrides) -> MemoryPhase:
   mesh = mesh or make_mesh((1, 1, 1), jax.devices()[:1])
   optimizer = OptimizerConfig(learning_rate=5e-3)
   settings = MemoryPhaseConfig(
@@ -82,27 +87,33 @@ def slow_metrics(config: SelfRAGConfig, batch: Sequences, temperature: float) ->
   total = dict.fromkeys(["language_loss", "contrastive_loss", "accuracy", "recall_at_1", "recall_at_k"], 0.0)
   chunks = [[c[:n].tolist() for c, n in zip(*pair, strict=True)] for pair in zip(*batch[:2], strict=True)]
   rows = np.stack([[embed_one(c, config.embed_pooling) for c in context] for context in chunks])
+  everything = rows.reshape(-1, rows.shape[2])
+  everything = unit(everything) if config.metric == "cosine" else everything
   for e, context in enumerate(chunks):
     for j, tokens in enumerate(batch.inputs[e]):
-      n, size, gold = batch.query_lengths[e, j], batch.lengths[e, j], batch.gold[e, j, 0]
-      query = embed_one(tokens[:n], config.embed_pooling)
-      if config.retrieval_method == "learned":
-        query = query @ np.asarray(PARAMS["params"]["query_projection"])
-      found = search_numpy({"embeddings": rows[e]}, query[None], config.top_k, metric=config.metric).slots[0]
-      remembered = sorted(found) if batch.use_memory[e, j] else []
-      before = [token for slot in remembered for token in (IDS.mem, *context[slot])] + [IDS.sep] * bool(remembered)
+      n, size, gold = batch.query_lengths[e, j], batch.lengths[e, j], batch.gold[e, j]
+      marked = lambda slots, of=context: [
+        *(token for slot in sorted(slots) for token in (IDS.mem, *of[slot])), *[IDS.sep] * bool(slots)
+      ]  # fmt: skip
+      found, best = [], []
+      for turn, share in enumerate(config.shares):
+        query = embed_one([*marked(best), *tokens[:n]], config.embed_pooling)
+        if config.retrieval_method == "learned":
+          query = query @ np.asarray(PARAMS["params"]["query_projection"])
+        slots = search_numpy({"embeddings": rows[e]}, query[None], config.top_k, metric=config.metric).slots[0]
+        new = [slot for slot in slots.tolist() if slot not in found][:share]
+        found, best = found + new, best + new[:1]
+        scores = everything @ (unit(query) if config.metric == "cosine" else query) / temperature
+        wanted = e * len(context) + gold[min(turn, len(gold) - 1)]
+        scores[[e * len(context) + other for other in gold if e * len(context) + other != wanted]] = -np.inf
+        total["contrastive_loss"] += np.log(np.exp(scores - scores[wanted]).sum()) / config.searches
+        total["recall_at_1"] += (scores.argmax() == wanted) * (turn == 0)
+      total["recall_at_k"] += set(gold.tolist()) <= set(found)
+      before = marked(found) if batch.use_memory[e, j] else []
       logits = np.asarray(HEAD(hidden([*before, *tokens[:size]])[len(before) + n - 1 : -1]))
       log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
       total["language_loss"] -= log_probs[np.arange(size - n), tokens[n:size]].sum()
       total["accuracy"] += (logits.argmax(axis=-1) == tokens[n:size]).sum()
-      everything, q = rows.reshape(-1, rows.shape[2]), query
-      if config.metric == "cosine":
-        everything, q = unit(everything), unit(query)
-      scores = everything @ q / temperature
-      gold += e * len(context)
-      total["contrastive_loss"] += np.log(np.exp(scores - scores[gold]).sum())
-      total["recall_at_1"] += scores.argmax() == gold
-      total["recall_at_k"] += gold - e * len(context) in found
   return {name: value / batch.inputs[..., 0].size for name, value in total.items()}
 
 
@@ -120,6 +131,17 @@ def test_a_step_is_what_a_loop_over_chunks_does(changed):
     np.testing.assert_allclose(got[name], value, atol=2e-4, err_msg=name)
   both = expected["language_loss"] + config.contrastive_weight * expected["contrastive_loss"]
   np.testing.assert_allclose(got["loss"], both, atol=2e-4)
+
+
+@pytest.mark.parametrize("changed", [{}, {"embed_pooling": "last", "retrieval_method": "dot", "searches": 3}])
+def test_a_further_search_asks_with_what_was_found_before(changed):
+  config = dataclasses.replace(CONFIG, **{"top_k": 5, "searches": 2, "memory_dropout": 0.0, **changed})
+  p = phase(config, sequences=pairs, temperature=1.0)
+  got, expected = first_metrics(p), slow_metrics(config, p.batch(0), temperature=1.0)
+  for name, value in expected.items():
+    np.testing.assert_allclose(got[name], value, atol=2e-4, err_msg=name)
+  once = slow_metrics(dataclasses.replace(config, searches=1), p.batch(0), temperature=1.0)
+  assert abs(once["contrastive_loss"] - expected["contrastive_loss"]) > 0.01
 
 
 def test_eight_devices_take_the_step_of_one():

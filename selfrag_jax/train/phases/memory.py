@@ -17,7 +17,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.reading import Reader, Retrieved, gold_slots
+from selfrag_jax.train.reading import Reader, Retrieved, gold_slots, is_found
 from selfrag_jax.train.settings import MemoryPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
@@ -71,14 +71,22 @@ class MemoryPhase(GradientPhase):
       "accuracy": total(hits),
       "contrastive_loss": contrastive,
       "recall_at_1": jnp.sum(first * per_row),
-      "recall_at_k": jnp.sum((retrieved.slots == gold[:, :1]).any(axis=1) * per_row),
+      "recall_at_k": jnp.sum(is_found(retrieved.slots, gold) * per_row),
     }
     return LossSums(language + reader.config.contrastive_weight * contrastive, jnp.sum(counted), metrics)
 
   def _contrast(self, retrieved: Retrieved, gold: Array) -> tuple[Array, Array]:
-    """Contrast each query with all chunks of the batch, on whatever device; return losses and hits [E q]."""
+    """Contrast each query with all chunks of the batch, on whatever device; return losses and hits [E q].
+
+    Search i is to find needed chunk i, the last of them where there are fewer. A hit is one of the first search.
+    """
     queries, chunks = retrieved.queries, retrieved.chunks
     if self._reader.config.metric == "cosine":
-      queries, chunks = (x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-6) for x in (queries, chunks))
+      queries, chunks = (x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6) for x in (queries, chunks))
     needed = (jnp.arange(len(chunks))[None, None, :] == gold[:, :, None]).any(axis=1)
-    return info_nce(queries, chunks, gold[:, 0], needed, temperature=self._config.temperature)
+    results = [
+      info_nce(queries[:, i], chunks, gold[:, min(i, gold.shape[1] - 1)], needed, temperature=self._config.temperature)
+      for i in range(queries.shape[1])
+    ]
+    losses, hits = zip(*results, strict=True)
+    return sum(losses) / len(losses), hits[0]
