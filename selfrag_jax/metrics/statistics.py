@@ -81,6 +81,25 @@ def bootstrap_difference(
   )
 
 
+def crossed_interval(
+  values_SxN: ArrayLike, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
+  """Bound the mean of values of S runs on the same N questions, for other runs and other questions.
+
+  Runs and questions are resampled independently of each other (Owen 2007, arXiv 0711.3002, "pigeonhole bootstrap"): it
+  errs on the wide side, where resampling questions alone takes the runs at hand for all there are. Raises ValueError
+  for another shape.
+  """
+  values = np.asarray(values_SxN)
+  if values.ndim != 2 or not values.size:
+    raise ValueError(f"crossed_interval needs values [runs, questions], got shape {values.shape}")
+  rng, (runs, questions) = np.random.default_rng(seed), values.shape
+  draw = lambda n: rng.multinomial(n, np.full(n, 1 / n)) / n
+  draws = [draw(runs) @ values @ draw(questions) for _ in range(resamples)]
+  low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+  return Interval(float(low), float(high))
+
+
 def mcnemar(b: int, c: int) -> float:
   """Return the exact two-sided p-value that two systems are right equally often (McNemar 1947).
 

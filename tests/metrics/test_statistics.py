@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval, mcnemar, wilson_interval
+from selfrag_jax.metrics.statistics import (
+  bootstrap_difference,
+  bootstrap_interval,
+  crossed_interval,
+  mcnemar,
+  wilson_interval,
+)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 50), (50, 50), (1, 7), (33, 100), (9_731, 10_000)])
@@ -48,6 +54,33 @@ def test_bootstrap_keeps_rows_whole():
   rows = np.concatenate([column, column + 1], axis=1)  # the difference of the columns is 1 in every row
   interval = bootstrap_interval(rows, lambda sample: np.ptp(sample.mean(axis=0)))
   np.testing.assert_allclose(interval, (1, 1), atol=1e-12)
+
+
+def test_crossed_is_the_bootstrap_of_questions_for_runs_that_agree_and_of_runs_for_questions_that_agree():
+  values = np.random.default_rng(0).normal(size=60)
+  for crossed, plain in (
+    (crossed_interval(np.tile(values, (5, 1)), resamples=8000), bootstrap_interval(values, resamples=8000)),
+    (crossed_interval(np.tile(values, (5, 1)).T, resamples=8000), bootstrap_interval(values, resamples=8000)),
+  ):
+    np.testing.assert_allclose(crossed, plain, atol=0.02)
+
+
+def test_crossed_covers_the_mean_at_least_as_often_as_it_promises_where_questions_alone_do_not():
+  rng, crossed, alone = np.random.default_rng(0), 0, 0
+  for _ in range(200):
+    values = rng.normal(size=(8, 1)) + rng.normal(size=(1, 40)) + rng.normal(size=(8, 40))  # the mean is 0
+    low, high = crossed_interval(values, resamples=300)
+    crossed += low <= 0 <= high
+    low, high = bootstrap_interval(values.T, resamples=300)
+    alone += low <= 0 <= high
+  assert crossed >= 180
+  assert alone < 140
+
+
+def test_crossed_refuses_what_it_cannot_resample():
+  for values in (np.zeros(3), np.zeros((0, 4)), np.zeros((2, 0))):
+    with pytest.raises(ValueError, match=r"values \[runs, questions\], got shape"):
+      crossed_interval(values)
 
 
 def test_pairing_sees_a_difference_that_separate_intervals_hide():
