@@ -2,7 +2,6 @@
 
   python launch/eval.py --config=configs/position_recall.py             names and codes, "Ada Baker: amber"
   python launch/eval.py --config=configs/position_recall.py:sentence    any variant of selfrag_jax/tasks/facts.py
-  python launch/eval.py --config=configs/position_recall.py:full        all variants with three seeds each; hours
   python launch/eval.py --config=configs/position_recall.py:documents --data=FOLDER
                                                                         real documents, with any checkpoint
 
@@ -10,23 +9,19 @@ Three phases, from scratch: `pretrain` on text of facts and questions, `memory` 
 memory and a contrastive loss, `position_recall` with questions about every position alike. Three models of the same
 size and with the same first phase then learn from long lists to recall with the whole context before them (free recall
 and running span), and all conditions answer the same questions.
-150,168 parameters; 18 minutes on two CPU cores, seed 0: memory 1.000 with 64 facts and 0.957 with 1,024, the first and
-last facts 0.256. `:sentence` takes 47 minutes beside other work: 0.983 and 0.898, the first and last facts 0.250.
+150,168 parameters. configs/headlines.py makes the runs of the README's figures, on seeds that served for nothing else.
 `launch/train.py` with this config trains the three phases and stops there.
 """
 
 import ml_collections
 
 from configs import memory, pretrain
-from selfrag_jax.tasks.facts import WORDINGS
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
-  """Return the config of a variant of the facts, of all of them, or of real documents."""
+  """Return the config of a variant of the facts, or of real documents."""
   if variant == "documents":
     return documents()
-  if variant == "full":
-    return every_variant()
   config = memory.get_config(variant)
   config.experiment = "position_recall"
   config.workdir = f"runs/position_recall_{variant}"
@@ -41,24 +36,12 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   }
   config.evaluation = {
     "n_facts": (64, 1024),
-    "questions": (200, 32),  # at each depth of each length
+    "questions": (200, 64),  # at each depth of each length
     "full_questions": (200, 6),  # of them, for readers of the whole context, which takes them long
     "depths": 16,
     "tokens": 16_384,  # read at once
   }
   return config
-
-
-def every_variant() -> ml_collections.ConfigDict:
-  """Return the configs of all variants with three seeds each; a run that is done is not done again."""
-  runs = {}
-  for variant in WORDINGS:
-    for seed in range(3):
-      runs[f"{variant}_seed{seed}"] = config = get_config(variant)
-      config.update({"seed": seed, "data": {"seed": seed}})
-  return ml_collections.ConfigDict(
-    {"experiment": "position_recall_sweep", "workdir": "runs/position_recall_full", "runs": runs}
-  )
 
 
 def documents() -> ml_collections.ConfigDict:

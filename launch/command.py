@@ -102,6 +102,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     print(interrupt if str(interrupt) else "stopped", file=sys.stderr)
     sys.exit(130)
   except Exception as error:
+    from selfrag_jax.evals.self_rag import NotLearnedError
     from selfrag_jax.files import FolderInUseError
     from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.retrieval.folder import FolderError
@@ -112,7 +113,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError, FolderError)
-    mendable = (*mendable, EngineError, GradientStoreError, StoreError)
+    mendable = (*mendable, EngineError, GradientStoreError, NotLearnedError, StoreError)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the second are XLA's words
       first = " ".join(str(error).split())[:200]
       sys.exit(f"error: not enough memory; smaller sizes, such as of a batch, take less. {first}".strip())

@@ -16,7 +16,7 @@ for shared in ("config", "workdir"):
   flags.declare_key_flag(shared)
 EXPERIMENTS = {
   "position_recall": "selfrag_jax.evals.position_recall",
-  "position_recall_sweep": "selfrag_jax.evals.sweep",
+  "sweep": "selfrag_jax.evals.sweep",
   "documents": "selfrag_jax.evals.documents",
   "retrieval": "selfrag_jax.evals.retrieval",
 }

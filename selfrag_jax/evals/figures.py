@@ -210,6 +210,36 @@ def retrieval_bars(workdir: epath.PathLike, report: Mapping[str, Any], names: Se
   _publish(figure, epath.Path(workdir) / "retrieval.png")
 
 
+def short(name: str) -> str:
+  """Return the name of a number of a report without the section that it stands in."""
+  return name.split(".", 1)[-1].replace(".", " ").replace("_", " ")
+
+
+def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
+  """Draw `sweep.png`: what each run of each group has reached, and the medians."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  rows = [(group, name, found["values"][name]) for group, found in summary.items() for name in found["shown"]]
+  figure, axes = plt.subplots(figsize=(8, 1.2 + 0.24 * max(len(rows), 1)), layout="constrained")
+  before = None
+  for y, (group, _, value) in enumerate(rows):
+    each = [number for _, number in value["of_runs"]]
+    axes.scatter(each, [y] * len(each), s=22, color="#08519c", alpha=0.45, linewidths=0)
+    axes.scatter(value["median"], y, s=70, marker="|", color="black")
+    if before not in (None, group):
+      axes.axhline(y - 0.5, color="black", linewidth=0.6)
+    before = group
+  labels = [f"{group}: {short(name)}" for group, name, _ in rows]
+  axes.set_yticks(range(len(rows)), labels, fontsize=8)
+  axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5))
+  axes.set_title("each run a dot, the median a line", fontsize=9, loc="left")
+  axes.grid(alpha=0.25, axis="x")
+  _publish(figure, epath.Path(workdir) / "sweep.png")
+
+
 def _publish(figure: Any, path: epath.Path) -> None:
   import matplotlib.pyplot as plt
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from selfrag_jax.train.loop import train
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
-__all__ = ["build", "dry_run", "load_policy", "run"]
+__all__ = ["build", "dry_run", "load_policy", "run", "value_names"]
 
 
 class Condition(NamedTuple):
@@ -78,16 +78,27 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict[str, Scores]:
   """Evaluate every condition whose policy there is on the same held-out questions."""
   scores, n = {}, experiment.evaluation.final
-  for name, condition in CONDITIONS.items():
-    if condition.policy not in policies or (
-      condition.kind == "bm25" and not isinstance(experiment.task, PassageSearch)
-    ):
-      continue
+  for name, condition in _conditions(experiment, policies).items():
     kind: Any = bm25(experiment) if condition.kind == "bm25" else condition.kind
     overrides = {} if condition.max_hops is None else {"max_hops": condition.max_hops}
     scores[name] = experiment.evaluate(policies[condition.policy], "test", n, kind, **overrides)
     print(f"evaluated {name}: exact match {scores[name].exact_match.mean():.3f}", flush=True)
   return scores
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the scores that the report will have."""
+  policies = {"sft", "rl"} | ({"base"} if experiment.base_params is not None else set())
+  if experiment.sft_gold.steps:
+    policies.add("sft_gold")
+  names = _conditions(experiment, policies)
+  return {f"{field}.{name}" for field in ("em", "f1", "all_gold", "valid") for name in names} | {"wall_seconds"}
+
+
+def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, Condition]:
+  """Return the conditions whose policy there is."""
+  by_words = isinstance(experiment.task, PassageSearch)
+  return {name: c for name, c in CONDITIONS.items() if c.policy in policies and (by_words or c.kind != "bm25")}
 
 
 def bm25(experiment: Experiment) -> HostRetrieve:

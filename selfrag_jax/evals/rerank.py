@@ -130,6 +130,13 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   return write_report(workdir, "rerank", scores, {**counts, "weight": weight, "config": experiment.config})
 
 
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers of the report that compare the retrievers."""
+  compared = ("bm25", "reranked", "blended")
+  metrics = {f"{name}.{metric}" for name in compared for metric in ("ndcg@10", "recall@10")}
+  return metrics | {f"{name}.ndcg@10_difference" for name in compared[1:]} | {"weight"}
+
+
 def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that the compiled update needs, and the first example."""
   phase = experiment.phase()

@@ -195,12 +195,16 @@ def write_report(
 ) -> dict[str, Any]:
   """Write `NAME.json`, the facts beside the summary, and `NAME.csv`; print the table and return the report.
 
+  `NAME.npz` has the values of each query, as `RETRIEVER.metric`, for paired tests over several runs.
   `baseline`: the retriever that the others are compared with (empty: the first).
   """
   baseline = baseline or next(iter(scores))
   report = {**facts, **summarize(scores, baseline)}
-  write_json(workdir / f"{name}.json", report)
   write_bytes_atomic(workdir / f"{name}.csv", as_csv(scores).encode())
+  arrays = {f"{retriever}.{metric}": values for retriever, found in scores.items() for metric, values in found.items()}
+  np.savez(packed := io.BytesIO(), **arrays)  # type: ignore[arg-type]
+  write_bytes_atomic(workdir / f"{name}.npz", packed.getvalue())
+  write_json(workdir / f"{name}.json", report)  # last: it says that all is there
   print(table(scores, report, baseline))
   return report
 

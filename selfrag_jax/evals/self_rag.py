@@ -164,8 +164,15 @@ def _load_start(workdir: str, data: FactData | TextData, model: ModelConfig, mes
   return loaded
 
 
+class NotLearnedError(RuntimeError):
+  """A phase has ended without what the next one builds on."""
+
+
 def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Params]:
-  """Train the phases one after the other, each from its newest checkpoint; return the parameters after each."""
+  """Train the phases one after the other, each from its newest checkpoint; return the parameters after each.
+
+  Raises NotLearnedError where a phase ends below what its settings say that the next one needs.
+  """
   policies: dict[str, Params] = {}
   params, origin = None, {}
   if experiment.start:
@@ -174,7 +181,14 @@ def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, P
     policies[phase] = params
   for name, config in experiment.phases.items():
     metadata = {**experiment.metadata, **origin}
-    params = policies[name] = train(experiment.phase(name, params), workdir, experiment.loop, metadata).params
+    phase = experiment.phase(name, params)
+    state = train(phase, workdir, experiment.loop, metadata)
+    if config.needed_loss and (loss := phase.evaluate(state)["loss"]) > config.needed_loss:
+      raise NotLearnedError(
+        f"phase {name} ended after {config.steps} steps with a validation loss of {loss:.3f}, the next one needs "
+        f"{config.needed_loss:g} (config.{name}.needed_loss): run again with more config.{name}.steps, it goes on"
+      )
+    params = policies[name] = state.params
     origin = {"origin": {"phase": name, "steps": config.steps}}
   return policies
 

@@ -1,105 +1,220 @@
-"""The position-recall experiment over variants and seeds: every run by itself, then a summary of all."""
+"""Runs of several experiments, each by itself, and then medians and ranges over the seeds of a group."""
 
 import csv
 import io
+import re
+import zipfile
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from selfrag_jax.evals import position_recall
+from selfrag_jax.evals import figures, position_recall, refrag, rerank
 from selfrag_jax.evals.gates import numbers
+from selfrag_jax.evals.self_rag import NotLearnedError
 from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
+from selfrag_jax.metrics.statistics import crossed_interval
+from selfrag_jax.train.loop import NonFiniteLossError
 from selfrag_jax.train.workdir import open_workdir
 
-Runs = dict[str, position_recall.Experiment]
+
+class Kind(NamedTuple):
+  """An experiment whose runs are summarised: the file that a run writes last, and which of its numbers count.
+
+  `shown` are those of the terminal and the figure. `paired`: pairs of arrays of the file beside the report, with a
+  value for each question, whose difference has an interval over runs and questions together.
+  """
+
+  module: ModuleType
+  report: str
+  numbers: re.Pattern[str]
+  shown: tuple[str, ...]
+  paired: tuple[tuple[str, str], ...] = ()
 
 
-def build(config: Mapping[str, Any]) -> Runs:
-  """Check the configs of all runs and build what they describe."""
-  runs = {}
-  for name, run in config["runs"].items():
-    try:
-      runs[name] = position_recall.build(run)
-    except ValueError as error:
-      raise ValueError(f"config.runs.{name}: {error}") from error
-  return runs
+KINDS = {
+  "position_recall": Kind(
+    position_recall,
+    "position_recall.json",
+    re.compile(r"conditions\.\w+\.(accuracy|worst|u|range_upper)|wall_seconds"),
+    ("conditions.memory.accuracy", "conditions.memory.worst", "conditions.memory_1024.accuracy",
+     "conditions.memory_1024.worst", "conditions.head_tail.accuracy", "conditions.full_hybrid.accuracy",
+     "conditions.full_mamba.accuracy", "conditions.full_transformer.accuracy"),
+  ),
+  "refrag": Kind(
+    refrag, "report.json", re.compile(r"em\.\w+|wall_seconds"), ("em.refrag", "em.sft", "em.sft_gold", "em.oracle")
+  ),
+  "rerank": Kind(
+    rerank,
+    "rerank.json",
+    re.compile(r"\w+\.(ndcg@10(_difference)?|recall@10)|weight"),
+    ("bm25.ndcg@10", "reranked.ndcg@10", "blended.ndcg@10"),
+    (("blended.ndcg@10", "bm25.ndcg@10"), ("reranked.ndcg@10", "bm25.ndcg@10")),
+  ),
+}  # fmt: skip
 
 
-def value_names(experiment: Runs) -> set[str]:
-  """Return the names of the numbers that the report will have."""
-  return set(numbers(summarize({name: position_recall.outline(one) for name, one in experiment.items()})))
+class Run(NamedTuple):
+  """One run: its kind, and the experiment that its module has built."""
+
+  kind: Kind
+  experiment: Any
 
 
-def run(experiment: Runs, workdir: epath.PathLike) -> dict[str, Any]:
-  """Run what has not been run, and write `position_recall.json` and `.csv` over all seeds of each variant."""
-  reports = {}
-  for number, (name, one) in enumerate(experiment.items(), 1):
-    folder = epath.Path(workdir) / name
-    done = folder / "position_recall.json"
-    if not done.exists():
-      print(f"run {number} of {len(experiment)}: {name}", flush=True)
-      with open_workdir(folder) as held:
-        position_recall.run(one, held)
-    reports[name] = _read(done)
-  summary = summarize(reports)
-  write_json(epath.Path(workdir) / "position_recall.json", summary)
-  write_bytes_atomic(epath.Path(workdir) / "position_recall.csv", as_csv(summary).encode())
+Groups = dict[str, dict[str, Run]]
+
+
+def build(config: Mapping[str, Any]) -> Groups:
+  """Check the configs of all runs and build what they describe. Raises ValueError, naming the run."""
+  groups: Groups = {}
+  for group, runs in config["runs"].items():
+    for name, run in runs.items():
+      if (kind := KINDS.get(run.get("experiment"))) is None:
+        known = ", ".join(KINDS)
+        raise ValueError(f"config.runs.{group}.{name}.experiment is {run.get('experiment')!r}; one of {known}")
+      if not run["data"].get("path", "-"):
+        run = {**run, "data": {**run["data"], "path": config["data"]["path"]}}
+      try:
+        groups.setdefault(group, {})[name] = Run(kind, kind.module.build(run))
+      except ValueError as error:
+        raise ValueError(f"config.runs.{group}.{name}: {error}") from error
+  return groups
+
+
+def value_names(experiment: Groups) -> set[str]:
+  """Return the names of the numbers that the summary will have, if every run ends."""
+  found = set()
+  for group, runs in experiment.items():
+    of_all = [
+      {name for name in kind.module.value_names(run) if kind.numbers.fullmatch(name)} for kind, run in runs.values()
+    ]
+    found |= {
+      f"{group}.values.{name}.{key}" for name in set.union(*of_all) for key in ("runs", "median", "low", "high")
+    }
+    kind = next(iter(runs.values())).kind
+    found |= {f"{group}.paired.{a} - {b}.{key}" for a, b in kind.paired for key in ("runs", "questions", "difference")}
+    found |= {f"{group}.runs", f"{group}.not_learned", f"{group}.checks.held", f"{group}.checks.of"}
+  return found
+
+
+def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
+  """Run what has not been run; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
+
+  A run that has not learned what its next phase needs is counted, and stops no other.
+  """
+  workdir = epath.Path(workdir)
+  reports: dict[str, dict[str, Any]] = {group: {} for group in experiment}
+  number, total = 0, sum(map(len, experiment.values()))
+  for group, runs in experiment.items():
+    for name, (kind, one) in runs.items():
+      number, folder = number + 1, workdir / group / name
+      if not (folder / kind.report).exists():
+        print(f"run {number} of {total}: {group}/{name}", flush=True)
+        try:
+          with open_workdir(folder) as held:
+            kind.module.run(one, held)
+        except (NotLearnedError, NonFiniteLossError) as error:
+          print(f"{group}/{name} ended: {error}", flush=True)
+          reports[group][name] = str(error)
+          continue
+      reports[group][name] = _read(folder / kind.report, kind)
+  summary = {group: summarize(of, next(iter(experiment[group].values())).kind) for group, of in reports.items()}
+  write_json(workdir / "sweep.json", summary)
+  write_bytes_atomic(workdir / "sweep.csv", as_csv(summary).encode())
+  figures.runs_of_groups(workdir, summary)
   print(table(summary))
   return summary
 
 
-def _read(path: epath.Path) -> dict[str, Any]:
+def _read(path: epath.Path, kind: Kind) -> dict[str, Any]:
   """Read the report of a run. Raises ValueError, naming the file, for anything else."""
   report = read_json_object(path, "the report of a run")
   try:
-    summarize({path.parent.name: report})
-  except (AttributeError, KeyError, TypeError) as error:
+    if kind.paired:
+      with (path.parent / f"{path.stem}.npz").open("rb") as file:
+        arrays = np.load(io.BytesIO(file.read()), allow_pickle=False)
+      report["paired"] = {f"{a} - {b}": (arrays[a] - arrays[b]).tolist() for a, b in kind.paired}
+    if not summarize({"": report}, kind)["values"]:
+      raise KeyError(kind.shown[0])
+  except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
     raise ValueError(f"{path} is no report of a run ({error!r}); delete it to make the run again") from None
   return report
 
 
-def summarize(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-  """Take the mean and the extremes over the seeds of each variant, and count the checks that hold."""
-  summary: dict[str, Any] = {}
-  for variant in dict.fromkeys(report["variant"] for report in reports.values()):
-    seeds = [report for report in reports.values() if report["variant"] == variant]
-    conditions = {}
-    for name in seeds[0]["conditions"]:
-      curves = [report["conditions"][name] for report in seeds]
-      conditions[name] = {
-        key: {"mean": float(np.mean(values)), "low": float(min(values)), "high": float(max(values))}
-        for key in ("accuracy", "worst", "u", "range_upper")
-        for values in [[curve[key] for curve in curves]]
-      }
-    made = [(name, check["holds"]) for report in seeds for name, check in report["checks"].items()]
-    held = {name: sum(holds for other, holds in made if other == name) for name, _ in made}
-    summary[variant] = {"seeds": len(seeds), "conditions": conditions, "checks_held": held}
-  return summary
+def summarize(reports: Mapping[str, Mapping[str, Any] | str], kind: Kind) -> dict[str, Any]:
+  """Take medians and ranges over the runs of a group, and count the checks that hold; a text is why a run ended."""
+  ended = {name: report for name, report in reports.items() if isinstance(report, str)}
+  done = {name: report for name, report in reports.items() if not isinstance(report, str)}
+  of_runs = {name: {k: v for k, v in numbers(r).items() if kind.numbers.fullmatch(k)} for name, r in done.items()}
+  values = {}
+  for name in dict.fromkeys(name for found in of_runs.values() for name in found):
+    of_name = {run: found[name] for run, found in of_runs.items() if name in found}
+    each = list(of_name.values())
+    middle = {"median": float(np.median(each)), "low": min(each), "high": max(each)}
+    values[name] = {"runs": len(each), **middle, "of_runs": [[run, value] for run, value in of_name.items()]}
+  checks = [[run, name, bool(check["holds"])] for run, r in done.items() for name, check in r.get("checks", {}).items()]
+  return {
+    "runs": len(done),
+    "not_learned": len(ended),
+    "ended": ended,
+    "values": values,
+    "shown": [name for name in kind.shown if name in values],
+    "paired": _over_runs_and_questions(done, kind),
+    "checks": {
+      "held": sum(holds for *_, holds in checks),
+      "of": len(checks),
+      "failed": [[run, name] for run, name, holds in checks if not holds],
+    },
+  }
+
+
+def _over_runs_and_questions(reports: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
+  """Compare what is paired. Raises ValueError where the runs were asked different questions."""
+  paired = {}
+  for name in [f"{a} - {b}" for a, b in kind.paired] if reports else ():
+    rows = [report["paired"][name] for report in reports.values()]
+    if len({len(row) for row in rows}) > 1:
+      runs = ", ".join(reports)
+      raise ValueError(f"{runs} were asked other questions than each other: give them one data.seed and path")
+    each = np.array(rows)
+    facts = {"runs": len(rows), "questions": each.shape[1], "difference": float(each.mean())}
+    paired[name] = facts | {"interval": list(crossed_interval(each))}
+  return paired
 
 
 def as_csv(summary: Mapping[str, Any]) -> str:
-  """One line a variant and condition."""
+  """One line a group and number."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(["variant", "condition", "seeds", "accuracy", "worst", "worst_low", "u", "range_upper"])
-  for variant, found in summary.items():
-    for name, c in found["conditions"].items():
-      numbers = (c["accuracy"]["mean"], c["worst"]["mean"], c["worst"]["low"], c["u"]["mean"], c["range_upper"]["mean"])
-      writer.writerow([variant, name, found["seeds"], *(f"{x:.4f}" for x in numbers)])
+  writer.writerow(["group", "number", "runs", "median", "low", "high"])
+  for group, found in summary.items():
+    for name, value in found["values"].items():
+      rest = (f"{value[key]:.4f}" for key in ("median", "low", "high"))
+      writer.writerow([group, name, value["runs"], *rest])
   return out.getvalue()
 
 
 def table(summary: Mapping[str, Any]) -> str:
-  """Format the summary for a terminal: mean accuracy and worst depth over the seeds."""
-  lines = [f"{'':20}{'seeds':>6}{'memory':>9}{'worst':>7}{'ends':>7}{'best full':>11}{'checks that hold':>20}"]
-  for variant, found in summary.items():
-    c = found["conditions"]
-    full = max((c[name]["accuracy"]["mean"] for name in c if name.startswith("full_")), default=float("nan"))
-    held, all_checks = sum(found["checks_held"].values()), found["seeds"] * len(found["checks_held"])
-    lines.append(
-      f"{variant:20}{found['seeds']:6}{c['memory']['accuracy']['mean']:9.3f}{c['memory']['worst']['low']:7.3f}"
-      f"{c['head_tail']['accuracy']['mean']:7.3f}{full:11.3f}{f'{held} of {all_checks}':>20}"
-    )
+  """Format the summary for a terminal: the median and the range of what counts most."""
+  lines = []
+  for group, found in summary.items():
+    ended = f", {found['not_learned']} ended without what their next phase needs" if found["not_learned"] else ""
+    held = f", {found['checks']['held']} of {found['checks']['of']} checks hold" if found["checks"]["of"] else ""
+    lines.append(f"{group}: {found['runs']} runs{ended}{held}")
+    for name in found["shown"]:
+      value = found["values"][name]
+      over = f"[{value['low']:.3f}, {value['high']:.3f}]  {_runs(value['runs'])}"
+      lines.append(f"  {figures.short(name):24}{value['median']:7.3f}  {over}")
+    for name, pair in found["paired"].items():
+      low, high = pair["interval"]
+      over = f"over {_runs(pair['runs'])} and {pair['questions']} questions together"
+      lines.append(f"  {name} = {pair['difference']:+.4f}  [{low:+.4f}, {high:+.4f}] {over}")
+    lines += [f"  {run}: {name} does not hold" for run, name in found["checks"]["failed"]]
+    lines += [f"  {run}: {why}" for run, why in found["ended"].items()]
   return "\n".join(lines)
+
+
+def _runs(n: int) -> str:
+  return f"{n} run" if n == 1 else f"{n} runs"

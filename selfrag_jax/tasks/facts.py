@@ -127,6 +127,8 @@ class Facts:
     statements = [self._template(text) for text in wording.statements]
     self._statements, self._lengths = pad_rows(statements, max(map(len, statements)), self.tokenizer.special["<|pad|>"])
     self._question = np.array(self._template(wording.question), np.int32)
+    # of a question with its answer, the tokens that the facts and what stands before them determine
+    self.first_determined = self._question.tolist().index(~WORDS.index("a")) + 1
     ids = lambda words: np.array([self.tokenizer.encode(word)[0] for word in words], np.int32)
     first, last = (HEX, HEX) if variant == "kv_uuid" else (FIRST, LAST)
     # the grid of all pairs, of which a diagonal in every HELD_OUT is held out: each word is in as many of either

@@ -91,6 +91,7 @@ class PretrainConfig(Checked):
   steps: Count = 300
   batch_size: Count = 64
   valid_rows: Count = 256  # that an evaluation reads, rounded up to whole batches
+  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
   accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -105,6 +106,7 @@ class MemoryPhaseConfig(Checked):
 
   steps: Count = 300
   batch_size: Count = 8  # contexts, each with its own memory
+  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
   accumulate: Count = 1
   temperature: Positive = 0.05  # of the contrastive loss
   optimizer: OptimizerConfig = OptimizerConfig()

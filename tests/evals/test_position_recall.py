@@ -24,10 +24,10 @@ def tiny(get_config, variant="kv", **changes):
   config.mesh = (8, 1, 1)
   config.model.update(TINY)
   config.self_rag.update(top_k=4)
-  config.pretrain.update(steps=2, batch_size=8, valid_rows=8)
+  config.pretrain.update(steps=2, batch_size=8, valid_rows=8, needed_loss=0.0)
   for name in ("memory", "position_recall"):
     if name in config:
-      config[name].update(steps=2, batch_size=8)
+      config[name].update(steps=2, batch_size=8, needed_loss=0.0)
   if variant == "kv":
     config.data.update(n_facts=16, n_questions=2, text=((4,),))
   if "full_context" in config:
@@ -71,8 +71,9 @@ def test_every_condition_is_reported_with_its_budget(report):
 def test_the_names_of_all_numbers_are_known_before(report):
   said, _ = report
   assert recall_experiment.value_names(build(tiny(position_recall.get_config))) == numbers(said).keys()
-  summary = sweep.summarize({"one": said})
-  assert sweep.value_names({"one": build(tiny(position_recall.get_config))}) == numbers(summary).keys()
+  kind = sweep.KINDS["position_recall"]
+  groups = {"kv": {"one": sweep.Run(kind, build(tiny(position_recall.get_config)))}}
+  assert sweep.value_names(groups) == numbers({"kv": sweep.summarize({"one": said}, kind)}).keys()
 
 
 def test_the_page_shows_what_was_retrieved(report):
@@ -112,24 +113,36 @@ def test_checks_follow_the_report(report):
     good["conditions"][name].update(accuracy=0.0)
   good["conditions"]["head_tail"].update(u=1.0, accuracy_by_depth=[1, 0, 0, 1])
   good["middle"]["32"].update(interval=[0.5, 0.6], mcnemar_p=1e-9)
-  good["phase_3_variance"].update(interval=[-0.2, -0.1])
+  good["phase_3_variance"].update(before=0.2, after=0.1, interval=[-0.2, -0.1])
   good["phase_2_loss"].update(gold_minus_random=[-2, -1], gold_minus_none=[-2, -1])
   good["recall_at_1"]["position_recall"] = 1.0
   assert all(check["holds"] for check in checks(good).values()), checks(good)
+  still = {**good, "phase_3_variance": {"before": 1e-4, "after": 2e-4, "interval": [-1e-5, 3e-4]}}  # nothing to change
+  assert all(check["holds"] for check in checks(still).values())
   assert "FAILS" not in table({**good, "checks": checks(good)})
   assert checks({**good, "middle": {"32": {**good["middle"]["32"], "against": "full_x"}}}).keys() == checks(good).keys()
   breaks = {
-    "memory": {"worst": 0.8, "u": -0.06, "range_upper": 0.11}, "memory_32": {"worst": 0.8},
+    "memory": {"worst": 0.8, "u": -0.06, "range_upper": 0.11}, "memory_32": {"accuracy": 0.8},
     "changed": {"accuracy": 0.9}, "deleted": {"accuracy": 0.1}, "random": {"accuracy": 0.1},
     "head_tail": {"u": 0.5, "accuracy_by_depth": [1] * 4},
   }  # fmt: skip
   for name, values in breaks.items():
     good["conditions"][name].update(values)
   good["middle"]["32"].update(interval=[-0.1, 0.6], mcnemar_p=0.1)
-  good["phase_3_variance"].update(interval=[-0.2, 0.1])
+  good["phase_3_variance"].update(before=0.2, after=0.2, interval=[-0.2, 0.1])
   good["phase_2_loss"].update(gold_minus_random=[-2, 1], gold_minus_none=[-2, 1])
   good["recall_at_1"]["position_recall"] = 0.9
   assert not any(check["holds"] for check in checks(good).values())
+
+
+def test_a_phase_that_has_not_learned_ends_the_run_and_goes_on_with_more_steps(tmp_path):
+  with pytest.raises(
+    self_rag.NotLearnedError, match=r"phase pretrain ended after 2 steps .* more config.pretrain.steps"
+  ):
+    self_rag.run(self_rag.build(tiny(memory.get_config, pretrain={"needed_loss": 0.1})), tmp_path)
+  assert self_rag.last_phase(tmp_path) == "pretrain"
+  self_rag.run(self_rag.build(tiny(memory.get_config, pretrain={"needed_loss": 100.0, "steps": 3})), tmp_path)
+  assert self_rag.last_phase(tmp_path) == "memory"
 
 
 def test_training_goes_on_where_another_run_ended(report, tmp_path):

@@ -3,62 +3,163 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
-from configs.position_recall import get_config
-from selfrag_jax.evals import position_recall, sweep
+from configs import headlines
+from selfrag_jax.evals import position_recall, refrag, rerank, sweep
+from selfrag_jax.evals.gates import numbers
+from selfrag_jax.evals.self_rag import NotLearnedError
 from selfrag_jax.tasks.facts import WORDINGS
 
+KINDS = sweep.KINDS
 
-def report(variant, seed, worst):
-  curve = {"accuracy": 0.9, "worst": worst, "u": 0.0, "range_upper": 0.05}
-  names = ("memory", "head_tail", "full_hybrid")
+
+def recall_report(seed, worst):
+  curve = {"accuracy": 0.9, "worst": worst, "u": 0.0, "range_upper": 0.05, "budget": 16}
   checks = {"worst": {"holds": worst >= 0.85}, "flat": {"holds": True}}
-  return {"variant": variant, "seed": seed, "conditions": dict.fromkeys(names, curve), "checks": checks}
+  conditions = dict.fromkeys(("memory", "head_tail", "full_hybrid"), curve)
+  return {"seed": seed, "conditions": conditions, "checks": checks, "wall_seconds": 5.0}
 
 
-def test_only_what_is_missing_is_run(tmp_path, monkeypatch, capsys):
-  runs = {f"{variant}_seed{seed}": (variant, seed) for variant in ("kv", "needle") for seed in range(2)}
-  (tmp_path / "kv_seed0").mkdir()
-  (tmp_path / "kv_seed0" / "position_recall.json").write_text(json.dumps(report("kv", 0, 0.95)))
+def search_report(em):
+  return {"em": {"refrag": em, "sft": 0.05}, "f1": {"refrag": em}, "wall_seconds": 3.0, "chance": 0.03}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+  """Two groups, of which a run is done, and a list of the runs that are made."""
   made = []
 
-  def run(experiment, workdir):
-    made.append(workdir.name)
-    (workdir / "position_recall.json").write_text(json.dumps(report(*experiment, worst=0.8)))
+  def run_recall(seed, workdir):
+    made.append(str(workdir.relative_to(tmp_path)))
+    if seed == 3:
+      raise NotLearnedError("phase pretrain ended after 5 steps with a validation loss of 2")
+    (workdir / "position_recall.json").write_text(json.dumps(recall_report(seed, worst=0.8)))
 
-  monkeypatch.setattr(position_recall, "run", run)
-  summary = sweep.run(runs, tmp_path)
-  assert made == ["kv_seed1", "needle_seed0", "needle_seed1"]
-  assert summary["kv"]["seeds"] == 2
-  assert summary["kv"]["conditions"]["memory"]["worst"] == pytest.approx({"mean": 0.875, "low": 0.8, "high": 0.95})
-  assert summary["kv"]["checks_held"] == {"worst": 1, "flat": 2}
-  assert summary["needle"]["checks_held"] == {"worst": 0, "flat": 2}
-  assert "3 of 4" in capsys.readouterr().out
-  with (tmp_path / "position_recall.csv").open() as file:
-    assert {(row["variant"], row["condition"]) for row in csv.DictReader(file)} == {
-      (variant, name) for variant in ("kv", "needle") for name in ("memory", "head_tail", "full_hybrid")
-    }
+  def run_search(em, workdir):
+    made.append(str(workdir.relative_to(tmp_path)))
+    (workdir / "report.json").write_text(json.dumps(search_report(em)))
+
+  monkeypatch.setattr(position_recall, "run", run_recall)
+  monkeypatch.setattr(refrag, "run", run_search)
+  (tmp_path / "kv" / "seed0").mkdir(parents=True)
+  (tmp_path / "kv" / "seed0" / "position_recall.json").write_text(json.dumps(recall_report(0, 0.95)))
+  recall, search = KINDS["position_recall"], KINDS["refrag"]
+  groups = {
+    "kv": {f"seed{i}": sweep.Run(recall, i) for i in range(4)},
+    "hops": {f"seed{i}": sweep.Run(search, em) for i, em in enumerate((0.5, 1.0, 0.9))},
+  }
+  return groups, made
+
+
+def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, tmp_path, capsys):
+  groups, made = runs
+  summary = sweep.run(groups, tmp_path)
+  assert made == ["kv/seed1", "kv/seed2", "kv/seed3", "hops/seed0", "hops/seed1", "hops/seed2"]
+  kv, hops = summary["kv"], summary["hops"]
+  assert (kv["runs"], kv["not_learned"], hops["runs"], hops["not_learned"]) == (3, 1, 3, 0)
+  worst = kv["values"]["conditions.memory.worst"]
+  assert (worst["median"], worst["low"], worst["high"], worst["runs"]) == (0.8, 0.8, 0.95, 3)
+  assert worst["of_runs"] == [["seed0", 0.95], ["seed1", 0.8], ["seed2", 0.8]]
+  assert kv["checks"] == {"held": 4, "of": 6, "failed": [["seed1", "worst"], ["seed2", "worst"]]}
+  assert hops["values"]["em.refrag"] == {
+    "runs": 3, "median": 0.9, "low": 0.5, "high": 1.0, "of_runs": [["seed0", 0.5], ["seed1", 1.0], ["seed2", 0.9]],
+  }  # fmt: skip
+  assert "f1.refrag" not in hops["values"]
+  out = capsys.readouterr().out
+  assert "run 2 of 7: kv/seed1" in out
+  assert "kv: 3 runs, 1 ended without what their next phase needs, 4 of 6 checks hold" in out
+  assert "seed3: phase pretrain ended after 5 steps" in out
+  assert "refrag                    0.900  [0.500, 1.000]  3 runs" in out
+  with (tmp_path / "sweep.csv").open() as file:
+    rows = {(row["group"], row["number"]): row for row in csv.DictReader(file)}
+  assert rows["hops", "em.refrag"]["median"] == "0.9000"
+  assert (tmp_path / "sweep.png").stat().st_size > 5_000
+  assert json.loads((tmp_path / "sweep.json").read_text()) == summary
   made.clear()
-  assert sweep.run(runs, tmp_path) == summary
-  assert made == []
+  assert sweep.run(groups, tmp_path) == summary
+  assert made == ["kv/seed3"]  # it may have got more steps
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"variant": "kv", "conditions": 5, "checks": {}}'])
-def test_a_damaged_report_of_a_run_is_named(tmp_path, content):
-  (tmp_path / "one").mkdir()
-  (tmp_path / "one" / "position_recall.json").write_bytes(content)
-  with pytest.raises(ValueError, match=r"one/position_recall\.json"):
-    sweep.run({"one": None}, tmp_path)
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"conditions": 5, "checks": {}}'])
+def test_a_damaged_report_of_a_run_is_named(runs, tmp_path, content):
+  (tmp_path / "kv" / "seed0" / "position_recall.json").write_bytes(content)
+  with pytest.raises(ValueError, match=r"seed0/position_recall\.json"):
+    sweep.run(runs[0], tmp_path)
 
 
-def test_seeds_whose_checks_have_other_names_are_summarised():
-  one, other = report("kv", 0, 0.95), report("kv", 1, 0.8)
+def test_runs_that_measure_different_things_are_summarised():
+  one, other = recall_report(0, 0.95), recall_report(1, 0.8)
   other["checks"]["later"] = other["checks"].pop("flat")
-  assert sweep.summarize({"a": one, "b": other})["kv"]["checks_held"] == {"worst": 1, "flat": 1, "later": 1}
+  del other["conditions"]["full_hybrid"]
+  found = sweep.summarize({"a": one, "b": other}, KINDS["position_recall"])
+  assert found["checks"] == {"held": 3, "of": 4, "failed": [["b", "worst"]]}
+  assert found["values"]["conditions.full_hybrid.accuracy"]["runs"] == 1
+  assert found["values"]["conditions.memory.accuracy"]["runs"] == 2
 
 
-def test_the_config_has_every_variant_with_three_seeds():
-  runs = get_config("full").runs
-  assert {(run.data.variant, run.seed) for run in runs.values()} == {(v, s) for v in WORDINGS for s in range(3)}
-  assert all(run.data.seed == run.seed for run in runs.values())
+def test_rerankers_have_intervals_over_runs_and_questions(tmp_path, monkeypatch, capsys):
+  rng, made = np.random.default_rng(0), []
+
+  def run_rerank(shift, workdir):
+    made.append(shift)
+    plain = rng.random(50)
+    arrays = {"bm25.ndcg@10": plain, "blended.ndcg@10": plain + 0.1, "reranked.ndcg@10": plain + shift}
+    np.savez(workdir / "rerank.npz", **arrays)
+    (workdir / "rerank.json").write_text(json.dumps({name: float(x.mean()) for name, x in arrays.items()}))
+
+  monkeypatch.setattr(rerank, "run", run_rerank)
+  groups = {"rerank": {f"seed{i}": sweep.Run(KINDS["rerank"], shift) for i, shift in enumerate((0.2, 0.4, 0.0))}}
+  pairs = sweep.run(groups, tmp_path)["rerank"]["paired"]
+  assert sweep.run(groups, tmp_path)["rerank"]["paired"] == pairs
+  assert made == [0.2, 0.4, 0.0]
+  assert pairs["blended.ndcg@10 - bm25.ndcg@10"]["interval"] == pytest.approx([0.1, 0.1])
+  between = pairs["reranked.ndcg@10 - bm25.ndcg@10"]
+  assert (between["runs"], between["questions"]) == (3, 50)
+  assert between["difference"] == pytest.approx(0.2)
+  low, high = between["interval"]
+  assert low < 0.1
+  assert high > 0.3
+  assert "over 3 runs and 50 questions together" in capsys.readouterr().out
+  np.savez(tmp_path / "rerank" / "seed1" / "rerank.npz", **dict.fromkeys(KINDS["rerank"].paired[0], np.zeros(3)),
+    **{"reranked.ndcg@10": np.zeros(3)})  # fmt: skip
+  with pytest.raises(ValueError, match="seed0, seed1, seed2 were asked other questions than each other"):
+    sweep.run(groups, tmp_path)
+  (tmp_path / "rerank" / "seed1" / "rerank.npz").write_bytes(b"PK")
+  with pytest.raises(ValueError, match=r"seed1/rerank\.json is no report of a run"):
+    sweep.run(groups, tmp_path)
+
+
+def test_the_folder_of_files_is_that_of_all_runs_without_one(monkeypatch):
+  seen = []
+  monkeypatch.setattr(rerank, "build", seen.append)
+  sweep.build({**headlines.get_config("rerank").to_dict(), "data": {"path": "folder"}})
+  assert [(run["seed"], run["data"]["path"], run["data"]["seed"]) for run in seen] == [
+    (i, "folder", 0) for i in range(3)
+  ]
+
+
+def test_a_run_of_an_unknown_experiment_is_named():
+  with pytest.raises(ValueError, match=r"config.runs.kv.seed0.experiment is 'x'; one of position_recall, refrag"):
+    sweep.build({"runs": {"kv": {"seed0": {"experiment": "x", "data": {}}}}})
+
+
+def test_the_names_of_a_search_run_are_known_before():
+  config = headlines.get_config().to_dict()["runs"]["refrag_hybrid"]
+  name, run = next(iter(config.items()))
+  groups = sweep.build({"runs": {"hops": {name: run}}})
+  em = {f"em.{name}": 0.5 for name in ("closed_book", "one_search", "sft", "sft_gold", "refrag", "oracle")}
+  report = {"em": {name.split(".")[1]: value for name, value in em.items()}, "wall_seconds": 2.0}
+  known = numbers({"hops": sweep.summarize({name: report}, KINDS["refrag"])}).keys()
+  assert sweep.value_names(groups) == known
+
+
+def test_the_config_has_fresh_seeds_for_every_headline():
+  groups = headlines.get_config().to_dict()["runs"]
+  seeds = lambda group: [run["seed"] for run in groups[group].values()]
+  assert seeds("position_recall_kv") == list(range(10, 20))
+  assert seeds("refrag_hybrid") == list(range(20, 30))
+  assert {f"position_recall_{variant}" for variant in WORDINGS} < groups.keys()
+  assert all(run["data"]["seed"] == run["seed"] for runs in groups.values() for run in runs.values())
+  assert min(run["seed"] for runs in groups.values() for run in runs.values()) >= 10  # those below served for tuning

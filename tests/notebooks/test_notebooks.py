@@ -12,7 +12,8 @@ USE_DRIVE, VARIANT, WORKDIR = False, "kv", {workdir!r}
 small = {{"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}}
 few = {{"steps": 2, "batch_size": 2}}
 CHANGES = {{
-  "model": small, "pretrain": {{**few, "valid_rows": 2}}, "memory": few, "position_recall": few,
+  "model": small, "pretrain": {{**few, "valid_rows": 2, "needed_loss": 0.0}}, "memory": {{**few, "needed_loss": 0.0}},
+  "position_recall": few,
   "full_context": {{**few, "valid_rows": 2, "text": ((16,),), "models": {{"hybrid": small}}}},
   "evaluation": {{"n_facts": (64,), "questions": (2,), "full_questions": (2,), "depths": 4}},
 }}

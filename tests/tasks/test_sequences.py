@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.facts import ASKABLE, WORDINGS, Facts
+from selfrag_jax.tasks.facts import ASKABLE, FIRST, HEX, WORDINGS, Facts
 from selfrag_jax.tasks.sequences import FactData, FactText, fact_text, of_facts
 
 
@@ -40,7 +40,15 @@ def test_text_says_the_facts_and_then_asks(variant):
     assert len(rest) == sum(len(pair) + 1 for pair in asked)
     assert all(rest.count(pair) == asked.count(pair) for pair in asked)
     predicted = rows["tokens"][row, rows["mask"][row]].tolist()
-    assert sorted(predicted) == sorted(lists.answers[row].reshape(-1).tolist())
+    names = {task.tokenizer.encode(word)[0] for word in (*FIRST, *HEX)}
+    rests = [
+      question[next(i for i, token in enumerate(question) if token in names) + 1 :]
+      for question in lists.questions[row].tolist()
+    ]
+    assert sorted(predicted) == sorted(sum(rests, lists.answers[row].reshape(-1).tolist()))
+  tested = fact_text(task, "valid", range(3))  # what counts in the end
+  answers = task.lists("valid", range(3), 6 if variant in ASKABLE else 1).answers
+  assert sorted(tested["tokens"][tested["mask"]]) == sorted(answers.reshape(-1))
   # padding stands at the end only: a hole would start a new document for the model
   assert (np.diff(rows["segment_ids"], axis=1) <= 0).all()
 
@@ -48,7 +56,7 @@ def test_text_says_the_facts_and_then_asks(variant):
 def test_a_list_may_be_in_the_words_of_another_variant():
   text = FactText("conflict", ((8,), (8, None, False, "sentence")), seed=0)
   own, other = text.rows("train", range(2))["mask"].sum(axis=1)
-  assert (own, other) == (1, 8)
+  assert (own, other) == (3, 8 * 3)  # "Baker? amber" of each
   said = Facts("conflict").tokenizer.decode(text.rows("train", [1])["tokens"][0])
   assert said.count("The code of") == said.count("What is the code of") == 8
 
@@ -64,7 +72,7 @@ def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
     for name, column in alone.items():
       np.testing.assert_array_equal(rows[name][i], column[0])
   if variant == "kv":
-    assert (rows["mask"].sum(axis=1) == 16).all()
+    assert (rows["mask"].sum(axis=1) == 16 * 3).all()  # "Baker: amber" of each
     assert len(np.unique(rows["tokens"], axis=0)) == 12
 
 
@@ -84,12 +92,13 @@ def test_a_running_span_asks_for_what_was_read_last(variant):
   task = Facts(variant, 16)
   for kind, asked in ((1, 16), (2, 4)):
     predicted = rows["mask"][kind::3].sum(axis=1)
-    assert (predicted == (asked if variant == "kv" else 1)).all()
+    assert (predicted == 3 * (asked if variant == "kv" else 1)).all()
   if variant == "kv":
     row = 2
     tokens = rows["tokens"][row]
     lists = task.lists("train", [row], 16)
-    assert sorted(tokens[rows["mask"][row]]) == sorted(lists.answers[0, -4:, 0])
+    words = np.concatenate([lists.questions[0, -4:, 1:], lists.answers[0, -4:]], axis=1)
+    assert sorted(tokens[rows["mask"][row]]) == sorted(words.reshape(-1))
   # no list is read twice, whatever is asked
   assert len(np.unique(rows["tokens"], axis=0)) == 30
 

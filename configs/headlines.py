@@ -1,0 +1,67 @@
+"""The figures of the README again, on seeds that served for nothing else; it takes most of a day on two CPU cores.
+
+  python launch/eval.py --config=configs/headlines.py                       position recall and REFRAG
+  python launch/eval.py --config=configs/headlines.py:position_recall       one of them
+  python launch/eval.py --config=configs/headlines.py:refrag
+  python launch/eval.py --config=configs/headlines.py:rerank --data=FOLDER  the reranker, on a BEIR folder
+
+Every run is one of the config of that name, in a folder of its own, and goes on where it was stopped; those that are
+done are read. `sweep.json`, `.csv` and `.png` have medians and ranges.
+The recipes of position recall and REFRAG were tuned on the seeds 0 to 5, the reranker's on seed 0.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from configs import position_recall, refrag, rerank
+from selfrag_jax.tasks.facts import WORDINGS
+
+# seeds, and how many of them train the readers of the whole context as well, which takes twice as long
+RECALL = {variant: ((10,), 0) for variant in WORDINGS} | {"kv": (range(10, 20), 3), "sentence": (range(10, 15), 1)}
+RERANK = range(3)
+SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(20, 23)}
+
+
+def get_config(which: str = "all") -> ml_collections.ConfigDict:
+  """Return the config of the runs of one experiment, or of all those that need no data."""
+  parts = {"position_recall": _recall_runs, "refrag": _search_runs, "rerank": _rerank_runs}
+  if which not in ("all", *parts):
+    raise ValueError(f"configs/headlines.py has the variants all, {', '.join(parts)}, not {which!r}")
+  chosen = ("position_recall", "refrag") if which == "all" else (which,)
+  groups = {name: run for part in chosen for name, run in parts[part]().items()}
+  return ml_collections.ConfigDict(
+    {"experiment": "sweep", "workdir": "runs/headlines", "data": {"path": ""}, "runs": groups}
+  )
+
+
+def _recall_runs() -> dict[str, Any]:
+  groups: dict[str, Any] = {}
+  for variant, (seeds, with_readers) in RECALL.items():
+    runs = groups[f"position_recall_{variant}"] = {}
+    for i, seed in enumerate(seeds):
+      config = runs[f"seed{seed}"] = _seeded(position_recall.get_config(variant), seed)
+      if i >= with_readers:
+        config.full_context.models = {}
+      if variant not in ("kv", "sentence"):
+        config.evaluation.update({"n_facts": (64,), "questions": (200,), "full_questions": (200,)})
+  return groups
+
+
+def _search_runs() -> dict[str, Any]:
+  return {
+    f"refrag_{variant}": {f"seed{seed}": _seeded(refrag.get_config(variant), seed) for seed in seeds}
+    for variant, seeds in SEARCH.items()
+  }
+
+
+def _rerank_runs() -> dict[str, Any]:
+  runs = {f"seed{seed}": rerank.get_config() for seed in RERANK}
+  for seed, config in zip(RERANK, runs.values(), strict=True):
+    config.seed = seed  # the split by title is the same: the runs are asked the same questions
+  return {"rerank": runs}
+
+
+def _seeded(config: ml_collections.ConfigDict, seed: int) -> ml_collections.ConfigDict:
+  config.update({"seed": seed, "data": {"seed": seed}})
+  return config
