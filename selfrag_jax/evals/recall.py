@@ -1,6 +1,6 @@
 """Recall by depth: score a reader on paired questions that differ only in where the needed fact stands."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from selfrag_jax.typing import Params
 
 _retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)
 _read = jax.jit(Reader.read, static_argnums=0)
+_embed = jax.jit(lambda reader, params, batch: reader.remember(params, batch)[1], static_argnums=0)
 
 
 class Curve(NamedTuple):
@@ -64,13 +65,13 @@ def measure(
 
   About `tokens` tokens are read at once.
   """
-  indices, columns = np.arange(questions), []
-  for depth in task.depths(depths):
-    batch = of_facts(task.episodes("test", indices, [depth] * questions, changed=changed))
-    scored = score(reader, params, batch, sight, tokens=tokens, seed=int(depth))
-    gold = batch.gold[:, 0]
-    columns.append((scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], is_found(scored.slots, gold)))
-  scores = (np.stack(column, axis=1) for column in zip(*columns, strict=True))
+  places = task.depths(depths)
+  at = lambda depth: of_facts(task.episodes("test", range(questions), [depth] * questions, changed=changed))
+  batch = Sequences(*(np.concatenate(column) for column in zip(*map(at, places), strict=True)))
+  scored = score(reader, params, batch, sight, tokens=tokens)
+  gold = batch.gold[:, 0]
+  columns = (scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], is_found(scored.slots, gold))
+  scores = (np.asarray(column).reshape(depths, questions).T for column in columns)
   budget = task.n_facts if sight == "full" else reader.config.top_k
   return Curve(*scores, budget=budget, budget_tokens=budget * (batch.chunks.shape[2] + 1) + 1)
 
@@ -79,8 +80,8 @@ def score(
   reader: Reader, params: Params, batch: Sequences, sight: Sight, *, tokens: int = 16_384, seed: int = 0
 ) -> Scored:
   """Answer the question of each context; `seed` draws the chunks of `random`."""
-  width, n = batch.chunks.shape[2] + 1, batch.chunks.shape[1]  # [MEM] stands before each chunk
-  slots = _slots(reader, params, batch, sight, tokens // (n * width), seed)
+  slots = _slots(reader, params, batch, sight, tokens, seed)
+  width = batch.chunks.shape[2] + 1  # [MEM] stands before each chunk
   return Scored(*_answer(reader, params, batch, slots, tokens // (slots.shape[1] * width)), slots)
 
 
@@ -91,21 +92,36 @@ def recall_among(reader: Reader, params: Params, task: Facts) -> np.ndarray:
   return np.asarray(slots)[:, 0] == batch.gold[0, :, 0]
 
 
-def _slots(reader: Reader, params: Params, batch: Sequences, sight: Sight, size: int, seed: int) -> np.ndarray:
-  """Return which chunks of its own context each question sees, int [N, k], -1: none; `size` contexts at once."""
+def _slots(reader: Reader, params: Params, batch: Sequences, sight: Sight, tokens: int, seed: int) -> np.ndarray:
+  """Return which chunks of its own context each question sees, int [N, k], -1: none."""
   n = batch.chunks.shape[1]
   if sight in ("memory", "deleted"):
-    parts = []
-    for rows in _parts(len(batch.chunks), size):
+    embedded, parts = _embedded(reader, params, batch, tokens), []
+    for rows in _parts(len(batch.chunks), tokens // n):
       part = Sequences(*(column[rows] for column in batch))
       forgotten = np.zeros((len(rows), n), bool)
       if sight == "deleted":
         np.put_along_axis(forgotten, part.gold[:, 0], True, axis=1)
-      parts.append(_retrieve(reader, params, part, forgotten.reshape(-1)))
+      parts.append(_retrieve(reader, params, part, forgotten.reshape(-1), embedded(rows)))
     slots = np.concatenate(parts)[: len(batch.chunks)]
   else:
     slots = seen(sight, batch, reader.config.top_k, np.random.default_rng(seed))
   return np.where(slots >= 0, slots % n, -1)
+
+
+def _embedded(reader: Reader, params: Params, batch: Sequences, tokens: int) -> Callable[[np.ndarray], np.ndarray]:
+  """Embed every distinct chunk once, as the same facts stand in other orders; return what gives those of contexts."""
+  n, width = batch.chunks.shape[1:]
+  rows = np.concatenate([batch.chunks.reshape(-1, width), batch.chunk_lengths.reshape(-1, 1)], axis=1)
+  distinct, of_chunk = np.unique(rows, axis=0, return_inverse=True)
+  of_chunk = of_chunk.reshape(-1, n)
+  one = lambda column, of: column[of][:, None]
+  parts = []
+  for of in _parts(len(distinct), tokens // width):
+    alone = batch._replace(chunks=one(distinct[:, :-1], of), chunk_lengths=one(distinct[:, -1], of))
+    parts.append(_embed(reader, params, alone))
+  embedded = np.concatenate(parts)[: len(distinct)]
+  return lambda contexts: embedded[of_chunk[contexts]].reshape(-1, embedded.shape[1])
 
 
 def _answer(

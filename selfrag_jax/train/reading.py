@@ -80,11 +80,15 @@ class Reader(NamedTuple):
   ids: MemoryTokens
   mesh: Mesh | None = None
 
-  def remember(self, params: Params, batch: Sequences) -> tuple[MemoryState, Array]:
-    """Write all chunks into a memory, each context its group; return it and the embeddings [E n, D], with gradient."""
+  def remember(self, params: Params, batch: Sequences, embedded: Array | None = None) -> tuple[MemoryState, Array]:
+    """Write all chunks into a memory, each context its group; return it and the embeddings [E n, D], with gradient.
+
+    `embedded`: these embeddings, where they are known.
+    """
     contexts, n, width = batch.chunks.shape
     tokens, lengths = batch.chunks.reshape(-1, width), batch.chunk_lengths.reshape(-1)
-    embedded = embed(self.model, params, tokens, lengths, self.ids, self.config.embed_pooling)
+    if embedded is None:
+      embedded = embed(self.model, params, tokens, lengths, self.ids, self.config.embed_pooling)
     empty = init_memory(contexts * n, embedded.shape[1], chunk_tokens=width, dtype=embedded.dtype)
     groups = jnp.repeat(jnp.arange(contexts, dtype=jnp.int32), n)
     fixed = jax.lax.stop_gradient(embedded)
@@ -100,13 +104,15 @@ class Reader(NamedTuple):
       return jnp.asarray(LM(self.model).apply(params, queries, method="project"))
     return queries
 
-  def retrieve(self, params: Params, batch: Sequences, forgotten: ArrayLike | None = None) -> Retrieved:
+  def retrieve(
+    self, params: Params, batch: Sequences, forgotten: ArrayLike | None = None, embedded: Array | None = None
+  ) -> Retrieved:
     """Search for the chunks that are most similar to what is asked with, each input within its own context.
 
     Each further search asks with the best new chunk of each one before in front (arXiv 2009.12756), and adds what they
-    have not found. Chunks that are `forgotten` bool [E n] are deleted before.
+    have not found. Chunks that are `forgotten` bool [E n] are deleted before. `embedded` as of `remember`.
     """
-    memory, chunks = self.remember(params, batch)
+    memory, chunks = self.remember(params, batch, embedded)
     if forgotten is not None:
       memory = delete(memory, forgotten)
     contexts, n_rows = len(batch.chunks), batch.inputs.shape[0] * batch.inputs.shape[1]
