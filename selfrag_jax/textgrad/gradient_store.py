@@ -53,10 +53,11 @@ class GradientStore:
 
     Args:
       path: local folder; None keeps everything in memory.
-      encoder: maps texts to [N, D]; words, hashed, by default.
+      encoder: maps texts to [N, D]; words, hashed, by default: those of the folder if it was made with such.
       encoder_name: what the folder remembers it by; its `name` by default, and needed if it has none.
       max_records: how many critiques fit.
-      sample_weight: of the samples' similarity, the critiques' has the rest.
+      sample_weight: the key of a search. 1 finds by the sample alone, 0 by the critique alone, and what is between by
+        both; the critiques' similarity has the rest. A folder has both, and can be opened with any.
       dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
       read_only: see the folder as it is now, beside the process that writes.
 
@@ -64,7 +65,7 @@ class GradientStore:
     """
     if not 0 <= sample_weight <= 1:
       raise ValueError(f"sample_weight = {sample_weight} must be between 0 and 1")
-    self._encoder = encoder or HashingEncoder()
+    self._encoder = encoder or _hashing_of(path) or HashingEncoder()
     name = encoder_name or getattr(self._encoder, "name", None) or type(self._encoder).__name__
     width = int(np.asarray(self._encoder(["width"])).shape[1])
     self._sample_weight, self._max_records = sample_weight, max_records
@@ -347,6 +348,12 @@ def _value(chunk: Chunk, newest: int) -> float:
   use = math.tanh((facts["uses"] + facts["helped"] + chunk.count - 1) / 4)
   age = (newest - int(chunk.id)) / max(newest, 1)  # steps begin at 0 in every run
   return outcome + use + (1 - age)
+
+
+def _hashing_of(path: str | None) -> HashingEncoder | None:
+  """Return the hashed words that a folder was made with; None for a new one, or one of another encoder."""
+  file = pathlib.Path(path or "") / "gradient_store.json"
+  return HashingEncoder.named(str(_manifest(file)["encoder"])) if path is not None and file.exists() else None
 
 
 def _manifest(path: pathlib.Path) -> Mapping[str, Any]:

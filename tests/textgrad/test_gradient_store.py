@@ -46,6 +46,16 @@ def test_sample_weight():
     tg.GradientStore(sample_weight=2)
 
 
+def test_a_folder_can_be_searched_by_another_key(tmp_path):
+  a, b = tg.Critique(ROLE, "alpha beta", "gamma delta"), tg.Critique(ROLE, "gamma delta", "alpha beta")
+  with tg.GradientStore(str(tmp_path / "s"), sample_weight=0.0) as store:
+    store.add([a, b])
+  for weight, first in ((1.0, a), (0.0, b)):
+    with tg.GradientStore(str(tmp_path / "s"), sample_weight=weight) as store:
+      query = store.embed([tg.Critique(ROLE, "gamma delta", "gamma delta")])
+      assert store.search(query, 1)[0][0].read() == first
+
+
 def test_near_duplicates_are_counted():
   store = tg.GradientStore()
   first = store.add([critique(1)])
@@ -156,8 +166,22 @@ def test_more_than_fit_at_once_are_refused():
 def test_other_encoder_is_refused(tmp_path):
   path = str(tmp_path / "s")
   tg.GradientStore(path).close()
-  with pytest.raises(tg.GradientStoreError, match=r"hashing-256 of width 256.*hashing-64 of width 64"):
+  with pytest.raises(tg.GradientStoreError, match=r"hashing-1024-2-0.5 of width 1024.*hashing-64-2-0.5 of width 64"):
     tg.GradientStore(path, encoder=HashingEncoder(64))
+
+
+def test_a_folder_goes_on_with_the_hashed_words_that_it_was_made_with(tmp_path):
+  earlier = HashingEncoder(256, copies=4, pair_weight=1.0)  # the default of folders that are named hashing-256
+  with tg.GradientStore(str(tmp_path / "s"), encoder=earlier) as store:
+    assert '"hashing-256"' in (tmp_path / "s" / "gradient_store.json").read_text()
+    store.add([critique(i) for i in range(3)])
+    expected = store.embed([critique(1)])
+  with tg.GradientStore(str(tmp_path / "s")) as store:
+    np.testing.assert_array_equal(store.embed([critique(1)]), expected)
+    assert find(store, 1)[0].read() == critique(1)
+    store.add([critique(3)])
+  with pytest.raises(tg.GradientStoreError, match=r"hashing-256 of width 256.*hashing-1024-2-0.5 of width 1024"):
+    tg.GradientStore(str(tmp_path / "s"), encoder=HashingEncoder())
 
 
 def test_other_folders_are_refused(tmp_path):
@@ -185,6 +209,35 @@ def test_hashing_encoder():
   assert not d.any()
   assert np.linalg.norm(a) == pytest.approx(1, abs=1e-6)
   np.testing.assert_array_equal(encoder(["same text"]), HashingEncoder()(["same text"]))
+
+
+@pytest.mark.parametrize("settings", [(), (256, 4, 1.0), (16, 1, 0.0), (99, 12, 0.125), (8, 4, 1), (300, 2, 1.0)])
+def test_the_name_of_an_encoder_says_how_it_hashes(settings):
+  encoder = HashingEncoder(*settings)
+  again = HashingEncoder.named(encoder.name)
+  assert again is not None
+  assert again.name == encoder.name
+  texts = ["one two three", "three two one", "a", ""]
+  np.testing.assert_array_equal(again(texts), encoder(texts))
+
+
+@pytest.mark.parametrize(
+  "name", ["MiniLM", "hashing-", "hashing-0", "hashing-8-2", "hashing-8-2-5", "hashing-1e9", "x"]
+)
+def test_other_names_are_no_hashing_encoders(name):
+  assert HashingEncoder.named(name) is None
+
+
+def test_pairs_of_words_weigh_as_much_as_was_asked_for():
+  for weight, are_same in ((0.0, True), (0.5, False)):
+    a, b = HashingEncoder(pair_weight=weight)(["one two three", "three one two"])
+    assert np.allclose(a, b) == are_same
+
+
+@pytest.mark.parametrize("bad", [{"width": 0}, {"copies": 0}, {"pair_weight": 1.5}, {"pair_weight": -1}])
+def test_what_no_encoder_can_do_is_refused(bad):
+  with pytest.raises(ValueError, match=next(iter(bad))):
+    HashingEncoder(**bad)
 
 
 def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
