@@ -25,7 +25,7 @@ FINE = "Nothing has to change here."
 EMPTY = "No rules yet."
 UNKNOWN = "I do not know"
 _CRITIQUE = re.compile(r"Cases of (\w+) call for (\w+)\.")
-_PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)" outcome="(\w+)[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
+PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)" outcome="(\w+)[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
 _WORTH = {
   "accepted": 1.0,
   "unknown": 1.0,
@@ -105,10 +105,10 @@ class Rulebook:
     if CUT in content[start:end]:  # the package textgrad shows only the ends here, and all of it where it was used
       book = rules(re.findall(r"<LM_SYSTEM_PROMPT>(.*?)</LM_SYSTEM_PROMPT>", rest, re.DOTALL)[-1])
     votes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
-    for count, outcome, text in _PAST.findall(rest):
+    for count, outcome, text in PAST.findall(rest):
       for name, action in _CRITIQUE.findall(text):
         votes[name][action] += int(count) * _WORTH[outcome]
-    found = _CRITIQUE.findall(_PAST.sub("", rest))
+    found = _CRITIQUE.findall(PAST.sub("", rest))
     now = dict.fromkeys(name for name, _ in found)
     for name, action in found:
       votes[name][action] += 1.0
