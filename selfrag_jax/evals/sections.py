@@ -119,7 +119,7 @@ class Sizes(Checked):
 class PromptTaskSection(Checked):
   """What is learned, and from how many cases; each task has some of these."""
 
-  name: Literal["rulebook", "program", "bbh", "gsm8k"]
+  name: Literal["rulebook", "router", "program", "bbh", "gsm8k"]
   sizes: Sizes
   path: str = ""
   calls: Literal[1, 2] = 1

@@ -11,6 +11,7 @@ import numpy as np
 
 from selfrag_jax.files import read_jsonl
 from selfrag_jax.tasks.programs import RomanNumerals, is_same_value, read_program, run_test
+from selfrag_jax.tasks.router import ROUTER_ROLE, Router, read_questions, split_by_passage
 from selfrag_jax.tasks.rulebook import EMPTY, ROLE, TOPIC_ROLE, Rulebook, RulebookPipeline
 
 ENDING = "End with `Answer: ` and nothing but"
@@ -50,8 +51,8 @@ class PromptTask:
 
 
 def make_task(section: Mapping[str, Any], seed: int) -> PromptTask:
-  """Make the task of a config: rulebook, program, bbh or gsm8k. Raises ValueError with the fix."""
-  makers = {"rulebook": _rulebook, "program": _program, "bbh": _bbh, "gsm8k": _gsm8k}
+  """Make the task of a config: rulebook, router, program, bbh or gsm8k. Raises ValueError with the fix."""
+  makers = {"rulebook": _rulebook, "router": _router, "program": _program, "bbh": _bbh, "gsm8k": _gsm8k}
   if section["name"] not in makers:
     raise ValueError(f"config.task.name = {section['name']!r}; one of {', '.join(makers)}")
   if section.get("calls", 1) not in (1, 2):
@@ -82,6 +83,19 @@ def _rulebook(section: Mapping[str, Any], seed: int) -> PromptTask:
   }
   scripted = {"model": book.answer, "critic": book.criticise, "optimizer": book.optimize}
   texts = (Text("topics.txt", TOPIC_ROLE, EMPTY), Text("prompt.txt", ROLE, EMPTY))[-section["calls"] :]
+  return PromptTask(texts, parts, lambda answer, target: answer == target, scripted)
+
+
+def _router(section: Mapping[str, Any], seed: int) -> PromptTask:
+  """Keyword rules for questions about articles, from a folder in the layout of BEIR; test passages are in no step."""
+  router = Router(section["capacity"])
+  found = read_questions(_path(section, "folder"))
+  shown, held_out = ([Sample(q.text, q.label) for q in part] for part in split_by_passage(found, seed))
+  sizes = dict(section["sizes"])
+  parts = _split(shown, {**section, "sizes": {part: sizes[part] for part in ("train", "valid")}}, seed)
+  parts |= _split(held_out, {**section, "sizes": {"test": sizes["test"]}}, seed)
+  scripted = {"model": router.answer, "critic": router.criticise, "optimizer": router.optimize}
+  texts = (Text("prompt.txt", ROUTER_ROLE, EMPTY),)
   return PromptTask(texts, parts, lambda answer, target: answer == target, scripted)
 
 
@@ -142,12 +156,17 @@ def _plain(text: str) -> str:
 
 
 def _file(section: Mapping[str, Any]) -> Path:
-  if not section["path"]:
-    raise ValueError(f"config.task.path is empty; give the file of {section['name']}: --config.task.path=FILE")
-  path = Path(section["path"])
+  path = _path(section, "file")
   if not path.is_file():
     raise FileNotFoundError(f"{path} does not exist; give the file of {section['name']} by --config.task.path=FILE")
   return path
+
+
+def _path(section: Mapping[str, Any], kind: str) -> Path:
+  if not section["path"]:
+    name = section["name"]
+    raise ValueError(f"config.task.path is empty; give the {kind} of {name}: --config.task.path={kind.upper()}")
+  return Path(section["path"])
 
 
 def _split(found: Sequence[Sample], section: Mapping[str, Any], seed: int) -> dict[str, list[Sample]]:

@@ -45,10 +45,11 @@ def test_settings_are_checked_before_anything_is_paid(change, message, prompt_co
   ("change", "message"),
   [
     ({"memory": "all"}, "none, window, retrieval"),
-    ({"task": {"name": "sudoku"}}, "rulebook, program, bbh, gsm8k"),
+    ({"task": {"name": "sudoku"}}, "rulebook, router, program, bbh, gsm8k"),
     ({"task": {"name": "rulebook", "calls": 3}}, r"config\.task\.calls is 3; one of 1, 2"),
     ({"task": {"name": "rulebook"}}, r"config\.task\.sizes is missing"),
     ({"task": get_config("bbh").to_dict()["task"]}, "--config.task.path=FILE"),
+    ({"task": get_config("router").to_dict()["task"]}, "the folder of router: --config.task.path=FOLDER"),
     ({"optimizer": {"batch_size": 0}}, r"config\.optimizer\.batch_size is 0; it must be a whole number, at least 1"),
     ({"budget": {"cost": -1.0}}, r"config\.budget\.cost is -1\.0; it must be a finite number, at least 0"),
   ],

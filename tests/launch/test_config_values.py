@@ -13,7 +13,7 @@ from selfrag_jax.train.settings import settings
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs").glob("*.py") if path.stem != "__init__")
 VARIANTS = {
-  "gradient_rag": ("rulebook", "pipeline", "program", "bbh"),
+  "gradient_rag": ("rulebook", "pipeline", "router", "program", "bbh"),
   "memory": ("kv", "text"),
   "headlines": ("all",),
   "position_recall": ("kv", "documents"),
