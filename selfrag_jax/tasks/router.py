@@ -37,7 +37,7 @@ _COMMON = frozenset(
     r"\w+",
     "what which when where whose whom that this these those there their they them then than with from have were been "
     "being does into about after before between during would could should many much name named called type kind also "
-    "other such some most more over under while will only your",
+    "other such some most more over under while will only your nothing",
   )
 )
 
@@ -127,7 +127,7 @@ class Router:
     past = [(*said, int(count)) for count, _, text in PAST.findall(rest) for said in _CRITIQUE.findall(text)]
     evidence: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for label, named, count in [*((label, named, 1) for label, named in now), *past]:
-      for word in named.split(", "):
+      for word in words(named):
         evidence[word][label] += count
 
     def margin(word: str, label: str) -> int:
@@ -140,7 +140,7 @@ class Router:
           book[word] = label
     fresh: dict[str, str] = {}
     for label, named in now:
-      free = [word for word in named.split(", ") if word not in book and word not in fresh]
+      free = [word for word in words(named) if word not in book and word not in fresh]
       best = max(free, key=lambda word: (margin(word, label), word in words(label), len(word)), default=None)
       if best is not None and margin(best, label) > 0:
         fresh[best] = label
