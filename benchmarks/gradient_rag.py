@@ -25,10 +25,10 @@ optimizer, on files of BIG-Bench-Hard, each a topic: the cases of --steps steps 
 other one, then of the first again; the last steps count. Prompts are scored on cases that none of these steps shows,
 and that is booked apart.
 
-Prints the mean score over the seeds, each arm's paired difference to retrieval and to random with its bootstrap interval, by
-how much prompt tokens, and calls, exceed those of `none` (an arm that leaves fewer wrong answers to criticise saves some), the
-tokens of the largest prompt, and the milliseconds that remembering takes a step. Writes the figures as JSON with
---output, after each scenario. Everything was chosen on the seeds 0 to 4.
+Prints the mean score over the seeds, each arm's paired difference to retrieval and to random with its bootstrap
+interval, by how much prompt tokens, and calls, exceed those of `none` (an arm that leaves fewer wrong answers to
+criticise saves some), the tokens of the largest prompt, and the milliseconds that remembering takes a step. Writes the
+figures as JSON with --output, after each scenario. Everything was chosen on the seeds 0 to 4.
 """
 
 import concurrent.futures
@@ -268,9 +268,8 @@ def gate(rows: dict[str, dict[str, Any]]) -> str:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
   """Format a scenario for a terminal."""
-  lines = [
-    f"{'':20}{'score':>8}{'retrieval - this':>25}{'this - random':>25}{'added tokens':>14}{'calls':>9}{'largest':>9}{'ms a step':>11}"
-  ]
+  names = f"{'added tokens':>14}{'calls':>9}{'largest':>9}{'ms a step':>11}"
+  lines = [f"{'':20}{'score':>8}{'retrieval - this':>25}{'this - random':>25}{names}"]
   for arm, row in rows.items():
     if "score" not in row:
       step = row["context_full_at_step"]
