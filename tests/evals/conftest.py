@@ -38,6 +38,7 @@ SIZES = {"train": 60, "valid": 30, "test": 60}
 SMALL = {
   "rulebook": {"n_topics": 6, "capacity": 6, "noise": 0.2, "sizes": SIZES},
   "pipeline": {"n_topics": 4, "capacity": 24, "noise": 0.2, "sizes": SIZES},
+  "router": {"sizes": SIZES},
   "program": {"sizes": {"train": 24, "valid": 8, "test": 8}},
 }
 

@@ -30,6 +30,14 @@ def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys, optimize):
   assert len(lines) == 1 + 1 + 25
 
 
+def test_keyword_rules_are_learned_from_real_questions(tmp_path, optimize, prompt_config, shared_data):
+  task = {**prompt_config(variant="router")["task"], "path": str(shared_data / "ir_squad_dev_half")}
+  report = optimize(tmp_path / "run", 15, "router", task=task)
+  assert report["test.initial"] == 0
+  assert report["test.final"] > 0.02
+  assert '" -> ' in (tmp_path / "run" / "prompt.txt").read_text()
+
+
 def test_two_prompts_of_a_pipeline_are_learned_together(tmp_path, optimize):
   report = optimize(tmp_path / "run", 40, "pipeline")
   assert report["test.initial"] == 0
