@@ -211,8 +211,10 @@ def main(_: list[str]) -> None:
   if not DATA.value and not FLAGS["scenarios"].present:
     scenarios = [name for name in scenarios if not name.startswith("router")]
   for name in scenarios:
-    if name != "endpoint":
-      make_world(name, FIRST.value)  # refuses what cannot be run before anything is
+    try:  # what cannot be run is refused before anything is
+      make_world(name, FIRST.value)
+    except (ValueError, OSError) as error:
+      raise app.UsageError(str(error)) from None
   with logs_of_peer(), concurrent.futures.ProcessPoolExecutor(JOBS.value) as pool:
     for name in scenarios:
       jobs = [(name, arm, seed) for arm in arms for seed in seeds]

@@ -1,7 +1,8 @@
 """What the benchmark gradient_rag.py runs: scenarios, and the stores that it compares with `GradientStore`'s search."""
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class RouterWorld(World):
     """Read the questions, and deal their passages by the seed."""
     if not DATA.value:
       raise ValueError("the scenario `router` needs --data=FOLDER: questions about articles, in the layout of BEIR")
-    questions, self._router = _questions(DATA.value), Router(**_numbers(name.partition(":")[2]))
+    questions, self._router = _questions(DATA.value), Router(_numbers(name.partition(":")[2]).get("capacity", 64))
     labels = sorted({question.label for question in questions})
     deal = lambda part: [[Case(q.text, i, q.label) for q in part if q.label == label] for i, label in enumerate(labels)]
     self._shown, self._held_out = map(deal, split_by_passage(questions, seed))
@@ -180,13 +181,16 @@ def scenario(name: str) -> tuple[dict[str, Any], Sequence[Sequence[int]], slice]
 
 def _numbers(settings: str) -> dict[str, Any]:
   """Return `capacity=N:noise=P` as arguments. Raises ValueError for anything else."""
-  kinds: dict[str, Callable[[str], Any]] = {"capacity": int, "noise": float}
-  pairs = [part.partition("=") for part in settings.split(":") if part]
-  if any(name not in kinds or not value for name, _, value in pairs):
-    raise ValueError(
-      f"--scenarios: {settings!r}? They are return, long, router, {', '.join(NAMED)}, capacity=N:noise=P"
-    )
-  return {name: kinds[name](value) for name, _, value in pairs}
+  found = {}
+  for part in filter(None, settings.split(":")):
+    if re.fullmatch(r"capacity=[1-9]\d{0,3}", part):
+      found["capacity"] = int(part.partition("=")[2])
+    elif re.fullmatch(r"noise=(0|1|0?\.\d+)", part):
+      found["noise"] = float(part.partition("=")[2])
+    else:
+      known = f"return, long, router, {', '.join(NAMED)}, and capacity=N:noise=P with P from 0 to 1"
+      raise ValueError(f"--scenarios: {part!r}? They are {known}")
+  return found
 
 
 def _one_by_one(rng: np.random.Generator, cases: Sequence[Sequence[Case]], topics: Sequence[int], n: int) -> list[Case]:
