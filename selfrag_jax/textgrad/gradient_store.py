@@ -58,8 +58,8 @@ class GradientStore:
       max_records: how many critiques fit.
       sample_weight: the key of a search. 1 finds by the sample alone, 0 by the critique alone, and what is between by
         both; the critiques' similarity has the rest. A folder has both, and can be opened with any. Critiques that name
-        what they are about find best (precision@8 of the router's: 1.000, by both 0.983, by the sample 0.579), but those
-        that are general remarks do not, so that both are the default (benchmarks/gradient_keys.py).
+        what they are about find best (precision@8 of the router's 1.000, by both 0.983, by the sample 0.579), general
+        remarks do not, so that both are the default (benchmarks/gradient_keys.py).
       dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
       read_only: see the folder as it is now, beside the process that writes.
 
@@ -106,6 +106,12 @@ class GradientStore:
     make = MemoryStore.load if begun else MemoryStore
     sizes = {"d_model": 2 * settings["width"], "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
     memory = make(path=str(folder / "memory"), **({} if begun else sizes), **options)
+    if (found := memory.settings["d_model"]) != sizes["d_model"]:
+      memory.close()
+      raise GradientStoreError(
+        f"{folder} was begun with an encoder of width {found // 2}, this one has {settings['width']}, and holds no "
+        "critique yet: delete it, or give another folder"
+      )
     (folder / "critiques.jsonl").touch()
     write_json(manifest, settings)
     return memory

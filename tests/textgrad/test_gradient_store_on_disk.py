@@ -39,8 +39,12 @@ def test_killed_before_its_manifest_it_begins_again(tmp_path):
       ids = store.add([critique(1)])
     with tg.GradientStore(str(folder)) as store:
       assert store.read(ids[0]) == critique(1)
-  memory = MemoryStore(512, 10, chunk_size=0, metric="dot", backend="numpy", path=str(tmp_path / "s" / "memory"))
-  memory.close()
+  for name, width in (("s", 2048), ("other", 512)):
+    path = str(tmp_path / name / "memory")
+    MemoryStore(width, 10, chunk_size=0, metric="dot", backend="numpy", path=path).close()
+  for _ in range(2):  # nothing was written by the first attempt
+    with pytest.raises(tg.GradientStoreError, match=r"other was begun with an encoder of width 256, this one has 1024"):
+      tg.GradientStore(str(tmp_path / "other"))
   with tg.GradientStore(str(tmp_path / "s")) as store:  # the memory's is there, its own is not
     assert len(store) == 0
 
