@@ -40,7 +40,8 @@ def _recall_runs() -> dict[str, Any]:
   for variant, (seeds, with_readers) in RECALL.items():
     runs = groups[f"position_recall_{variant}"] = {}
     for i, seed in enumerate(seeds):
-      config = runs[f"seed{seed}"] = _seeded(position_recall.get_config(variant), seed)
+      config: Any = _seeded(position_recall.get_config(variant), seed)
+      runs[f"seed{seed}"] = config
       if i >= with_readers:
         config.full_context.models = {}
       if variant not in ("kv", "sentence"):

@@ -89,4 +89,4 @@ class MemoryPhase(GradientPhase):
       for i in range(queries.shape[1])
     ]
     losses, hits = zip(*results, strict=True)
-    return sum(losses) / len(losses), hits[0]
+    return jnp.mean(jnp.stack(losses), axis=0), hits[0]
