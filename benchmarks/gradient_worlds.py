@@ -1,5 +1,6 @@
 """What the benchmark gradient_rag.py runs: scenarios, and the stores that it compares with `GradientStore`'s search."""
 
+import abc
 import functools
 import re
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ ROUTED = 120  # steps of the router
 NAMED = {"null": "capacity=60:noise=0", "weak": "noise=0.7", "steady": "capacity=24"}
 
 
-class World:
+class World(abc.ABC):
   """What the worlds have in common: which topics each step has, which steps count, and how cases are scored."""
 
   role, initial = "", EMPTY
@@ -41,17 +42,17 @@ class World:
   critic: tg.EngineLM
   optimizer: tg.EngineLM
 
+  @abc.abstractmethod
   def topic_of(self, text: str) -> int:
     """Return the topic of a case, which an oracle knows."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def draw(self, rng: np.random.Generator, topics: Sequence[int]) -> tuple[list[Case], list[Case]]:
     """Draw the cases of a step, and those that score its prompt."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def score(self, prompt: str, cases: Sequence[Case]) -> float:
     """Return how many of the cases a prompt answers right, booked nowhere."""
-    raise NotImplementedError
 
   def is_right(self, answer: str, case: Case) -> bool:
     """Tell whether an answer is right."""

@@ -1,4 +1,4 @@
-"""The figures of the README again, on seeds that served for nothing else; it takes most of a day on two CPU cores.
+"""The experiments on seeds that served for nothing else; it takes most of a day on two CPU cores.
 
   python launch/eval.py --config=configs/headlines.py                       position recall and REFRAG
   python launch/eval.py --config=configs/headlines.py:position_recall       one of them

@@ -9,7 +9,7 @@ Three phases, from scratch: `pretrain` on text of facts and questions, `memory` 
 memory and a contrastive loss, `position_recall` with questions about every position alike. Three models of the same
 size and with the same first phase then learn from long lists to recall with the whole context before them (free recall
 and running span), and all conditions answer the same questions.
-150,168 parameters. configs/headlines.py makes the runs of the README's figures, on seeds that served for nothing else.
+150,168 parameters. configs/headlines.py runs it on seeds that served for nothing else.
 `launch/train.py` with this config trains the three phases and stops there.
 """
 

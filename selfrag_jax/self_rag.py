@@ -1,7 +1,7 @@
 """Self-RAG memory: one language model embeds, stores, retrieves and generates over what it has read.
 
-The functions are pure and run inside compiled steps (the training phases use them over a `MemoryState`);
-`SelfRAGModel` puts them around a `MemoryStore` with text. (Not the reflection tokens of arXiv 2310.11511.)
+`SelfRAGModel` puts the pure functions of `generate.augment` around a `MemoryStore` with text. (Not the reflection
+tokens of arXiv 2310.11511.)
 """
 
 import dataclasses
@@ -13,22 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, inside, memory_tokens
 from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.rollout import Found, compact
+from selfrag_jax.generate.rollout import Found
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, unstack
-from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.model.pooling import hidden_states
 from selfrag_jax.text.rows import bucket, check_ordinary, encode, input_rows, padded
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 IGNORED = -100  # a label that is not predicted
 
-Pooling = Literal["mean", "last", "cls"]
-Order = Literal["score", "reverse", "edges", "position"]
 Inputs = Sequence[str] | Sequence[Sequence[int]]
 Metadata = Mapping[str, Any]
 Ids = Iterable[str]
@@ -78,78 +77,6 @@ class SelfRAGConfig:
     """How many chunks each search adds."""
     share, rest = divmod(self.top_k, self.searches)
     return (share + rest, *[share] * (self.searches - 1))
-
-
-class MemoryTokens(NamedTuple):
-  """The ids that mark remembered chunks."""
-
-  mem: int
-  sep: int
-
-
-def memory_tokens(tokenizer: Tokenizer) -> MemoryTokens:
-  """Look them up in a tokenizer."""
-  return MemoryTokens(tokenizer.special["[MEM]"], tokenizer.special["[SEP]"])
-
-
-def embed(
-  model: ModelConfig, params: Params, tokens_BxT: Array, lengths_B: Array, ids: MemoryTokens, pooling: Pooling
-) -> Array:
-  """Embed right-padded rows as [B, D] in at least float32. Padding counts nowhere, and an empty row is 0.
-
-  `mean` and `last` pool the states of the real tokens. `cls` appends `[SEP]` and takes its state: in a causal model
-  only a token at the end has seen the others.
-  """
-  tokens, lengths = tokens_BxT, lengths_B
-  if pooling == "cls":
-    tokens = jnp.pad(tokens, ((0, 0), (0, 1))).at[jnp.arange(len(tokens)), lengths].set(ids.sep)
-    lengths = lengths + 1
-  hidden = hidden_states(model, params, tokens, _inside(tokens, lengths))
-  position, last = jnp.arange(tokens.shape[1])[None, :], (lengths - 1)[:, None]
-  chosen = position <= last if pooling == "mean" else position == last
-  return mean_pool(hidden, chosen & (lengths_B > 0)[:, None])
-
-
-def augment(
-  tokens_BxT: Array, lengths_B: Array, found: Found, ids: MemoryTokens | None, order: Order = "score"
-) -> tuple[Array, Array, Array]:
-  """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
-
-  Without `ids` the chunks stand there without marks, as in plain text.
-  tokens int32 [B, T], lengths [B], found: k chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] with
-  0 behind, their lengths [B], and where the input starts [B]. `position` is the order of the slots.
-  """
-  batch, k, size = found.tokens.shape
-  ranks = np.arange(k)
-  if order == "position":
-    placed = jnp.argsort(jnp.asarray(found.slots), axis=1)
-  else:
-    placed = {"score": ranks, "reverse": ranks[::-1], "edges": np.concatenate([ranks[::2], ranks[1::2][::-1]])}[order]
-    placed = jnp.broadcast_to(placed, (batch, k))
-  at = jnp.arange(batch)[:, None]
-  chunks, sizes, slots = (jnp.asarray(field)[at, placed] for field in found)
-  exists = slots >= 0
-  marked = ids is not None
-  mem, sep = ids or (0, 0)
-  marks = jnp.full((batch, k, 1), mem, jnp.int32)
-  inside = exists[:, :, None] & (jnp.arange(size)[None, None, :] < sizes[:, :, None])
-  pieces = jnp.concatenate([marks, chunks], axis=2).reshape(batch, -1)
-  valid = jnp.concatenate([exists[:, :, None] & marked, inside], axis=2).reshape(batch, -1)
-  separated = exists.any(axis=1, keepdims=True) & marked
-  whole = jnp.concatenate([pieces, jnp.full((batch, 1), sep, jnp.int32), tokens_BxT], axis=1)
-  valid = jnp.concatenate([valid, separated, _inside(tokens_BxT, lengths_B)], axis=1)
-  tokens, lengths = compact(whole, valid, whole.shape[1])
-  return tokens, lengths, lengths - lengths_B
-
-
-def input_logits(
-  model: ModelConfig, params: Params, tokens_BxS: Array, lengths_B: Array, starts_B: Array, time: int
-) -> Array:
-  """Return the logits [B, time, V] of the input part of augmented rows, which begins at `starts_B`."""
-  hidden = hidden_states(model, params, tokens_BxS, _inside(tokens_BxS, lengths_B))
-  at = jnp.minimum(starts_B[:, None] + jnp.arange(time)[None, :], tokens_BxS.shape[1] - 1)
-  hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
-  return jnp.asarray(LM(model).apply(params, hidden, method="logits"))
 
 
 def lm_loss(logits_BxTxV: Array, labels_BxT: Array) -> Array:
@@ -232,7 +159,7 @@ class SelfRAGModel:
     """Return the hidden states [B, T, D] of the inputs, T the longest of them, without the head."""
     rows = self._rows(inputs)
     tokens, lengths = padded(rows)
-    return _hidden_jit(self.model, self.params, tokens, _inside(tokens, lengths))[: len(rows), : max(map(len, rows))]
+    return _hidden_jit(self.model, self.params, tokens, inside(tokens, lengths))[: len(rows), : max(map(len, rows))]
 
   def embed(self, inputs: Inputs) -> np.ndarray:
     """Embed inputs as f32 [B, D]; those embedded before with these parameters come from a cache."""
@@ -414,7 +341,3 @@ _logits_jit = jax.jit(input_logits, static_argnames=("model", "time"))
 _project_jit = jax.jit(_project, static_argnames="model")
 _unstack_jit = jax.jit(unstack, static_argnames="config")
 _complete_jit = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
-
-
-def _inside(tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-  return jnp.arange(tokens_BxT.shape[1])[None, :] < jnp.asarray(lengths_B)[:, None]

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from selfrag_jax import self_rag
+from selfrag_jax.generate.augment import MemoryTokens, augment, embed, memory_tokens
 from selfrag_jax.generate.rollout import Found
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.self_rag import MemoryTokens, SelfRAGConfig, SelfRAGModel, augment, embed, memory_tokens
+from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
 from selfrag_jax.text.tokenizer import WordTokenizer
 from selfrag_jax.train.load import LoadedModel
 

@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 from selfrag_jax.evals.plan import print_plan
 from selfrag_jax.evals.recall import measure, score
 from selfrag_jax.evals.sections import TRAINED, FactsData, TextFiles
+from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
+from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import FactData
 from selfrag_jax.tasks.text import TextData

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,25 +75,20 @@ def prepare_knowledge_base(
   sources = list_sources(inputs, left_out)
   retriever._read = dict(known)
   with _in_blocks(retriever, root, progress) as encoders:
-    held = {} if old is None else {d.id: d for d in old.documents if FILE not in d.metadata}
-    places = {d.id: BY_HAND for d in held.values() if file_of(d) is None}
+    earlier = [] if old is None else old.documents
+    places = {d.id: BY_HAND for d in earlier if FILE not in d.metadata and file_of(d) is None}
     count = length_counter(chunking, retriever)
     kept, counts = read_chunks(sources, left_out, chunking, count, places, duplicates=duplicates, progress=progress)
     if not kept:
       raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
-    is_read = lambda document: not places.keys().isdisjoint((document.id, whole_id(document)))
-    replaced = [document for document in held.values() if file_of(document) is not None and is_read(document)]
-    for document in replaced:
-      del held[document.id]
     if old is not None:
       _know(encoders, old)
-      built = (d for d in old.documents if FILE in d.metadata and not is_read(d))
-      held |= {document.id: document for document in built if left_out.hides(document.metadata[FILE])}
-    retriever.add_documents([*kept, *held.values()])
+    stays, replaced = _carried_over(earlier, places, left_out)
+    retriever.add_documents([*kept, *stays])
     embedded = _total(sum(part.encoder.embedded for part in encoders))  # type: ignore[attr-defined]
     report = {**counts, **left_out.report()}
     if old is not None:
-      gone = set(map(whole_id, old.documents)) - set(map(whole_id, retriever.documents))
+      gone = set(map(whole_id, earlier)) - set(map(whole_id, retriever.documents))
       report |= {"removed": len(gone), "replaced": len(set(map(whole_id, replaced)))}
     retriever.build = {
       "chunking": dataclasses.asdict(chunking),
@@ -105,6 +100,23 @@ def prepare_knowledge_base(
     }
     _publish(retriever, root)
   return {"documents": len(retriever), **report, "embedded": embedded}
+
+
+def _carried_over(
+  earlier: Iterable[Document], places: Mapping[str, str], left_out: LeftOut
+) -> tuple[list[Document], list[Document]]:
+  """Return the documents that stay beside those read at `places`, and those added by hand that are replaced."""
+  added, of_files, replaced = [], [], []
+  for document in earlier:
+    is_read = not places.keys().isdisjoint((document.id, whole_id(document)))
+    if FILE in document.metadata:
+      if not is_read and left_out.hides(document.metadata[FILE]):
+        of_files.append(document)
+    elif is_read and file_of(document) is not None:
+      replaced.append(document)
+    else:
+      added.append(document)
+  return [*added, *of_files], replaced
 
 
 def _digests(sources: Mapping[str, Source], left_out: LeftOut, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,9 @@ class GradientStore:
       encoder_name: what the folder remembers it by; its `name` by default, and needed if it has none.
       max_records: how many critiques fit.
       sample_weight: the key of a search. 1 finds by the sample alone, 0 by the critique alone, and what is between by
-        both; the critiques' similarity has the rest. A folder has both, and can be opened with any. Critiques that name
-        what they are about find best (precision@8 of the router's 1.000, by both 0.983, by the sample 0.579), general
-        remarks do not, so that both are the default (benchmarks/gradient_keys.py).
+        both; the critiques' similarity has the rest. A folder has both, and can be opened with any. Where critiques
+        name what they are about they find best (precision@8 of the router's 1.000, by both 0.983, by the sample 0.579:
+        benchmarks/gradient_keys.py); both are the default because not all critics can be relied on for that.
       dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
       read_only: see the folder as it is now, beside the process that writes.
 

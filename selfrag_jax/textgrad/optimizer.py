@@ -116,20 +116,7 @@ class TextualGradientDescent(Optimizer):
     Raises ValueError or TypeError for settings that do not fit.
     """
     super().__init__(parameters)
-    if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
-      raise TypeError(f"learning_rate must be a number, not {type(learning_rate).__name__}")
-    if not 0 < learning_rate <= 1:
-      raise ValueError(f"learning_rate = {learning_rate} is a share of the words: above 0, at most 1")
-    if on_bad_reply not in POLICIES:
-      raise ValueError(f"unknown on_bad_reply {on_bad_reply!r}; use one of {', '.join(POLICIES)}")
-    kinds = {"gradient_store": (gradient_store, GradientStore), "rag": (rag, RagConfig)}
-    for name, (given, kind) in kinds.items():
-      if given is not None and not isinstance(given, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {type(given).__name__}")
-    if accept is not None and not callable(accept):
-      raise TypeError(f"accept must be a function such as HeldOut(score), not {type(accept).__name__}")
-    if not use_gradient_rag and (gradient_store is not None or rag is not None):
-      raise ValueError("gradient_store and rag are for use_gradient_rag=True")
+    _check_settings(learning_rate, on_bad_reply, accept, use_gradient_rag, gradient_store, rag)
     self.engine, self.verbose = resolve_engine(engine), verbose
     self.constraints = check_texts(constraints, "constraints")
     self.in_context_examples = check_texts(in_context_examples, "in_context_examples")
@@ -359,6 +346,25 @@ class TextualGradientDescentwithMomentum(TextualGradientDescent):
       momentum_window=momentum_window,
       **options,
     )
+
+
+def _check_settings(
+  learning_rate: float, on_bad_reply: str, accept: object, use_gradient_rag: bool, gradient_store: object, rag: object
+) -> None:
+  if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
+    raise TypeError(f"learning_rate must be a number, not {type(learning_rate).__name__}")
+  if not 0 < learning_rate <= 1:
+    raise ValueError(f"learning_rate = {learning_rate} is a share of the words: above 0, at most 1")
+  if on_bad_reply not in POLICIES:
+    raise ValueError(f"unknown on_bad_reply {on_bad_reply!r}; use one of {', '.join(POLICIES)}")
+  kinds = {"gradient_store": (gradient_store, GradientStore), "rag": (rag, RagConfig)}
+  for name, (given, kind) in kinds.items():
+    if given is not None and not isinstance(given, kind):
+      raise TypeError(f"{name} must be a {kind.__name__}, not {type(given).__name__}")
+  if accept is not None and not callable(accept):
+    raise TypeError(f"accept must be a function such as HeldOut(score), not {type(accept).__name__}")
+  if not use_gradient_rag and (gradient_store is not None or rag is not None):
+    raise ValueError("gradient_store and rag are for use_gradient_rag=True")
 
 
 def _last(items: Sequence[str], n: int) -> Sequence[str]:

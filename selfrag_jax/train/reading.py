@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.generate.augment import MemoryTokens, augment, embed, input_logits
 from selfrag_jax.generate.rollout import Found
 from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.memory.state import MemoryState, delete, init_memory, write
@@ -17,7 +18,7 @@ from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
-from selfrag_jax.self_rag import MemoryTokens, SelfRAGConfig, augment, embed, input_logits
+from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.typing import Array, ArrayLike, Params
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from selfrag_jax.evals.recall import measure, recall_among, score, variance_change
+from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
+from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import of_facts
 from selfrag_jax.train.reading import Reader, gold_slots, seen

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.self_rag import SelfRAGConfig, memory_tokens
+from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.sequences import Sequences, of_facts
 from selfrag_jax.train.optimizer import OptimizerConfig
@@ -144,11 +145,12 @@ def test_a_further_search_asks_with_what_was_found_before(changed):
   assert abs(once["contrastive_loss"] - expected["contrastive_loss"]) > 0.01
 
 
-def test_eight_devices_take_the_step_of_one():
-  mesh = make_mesh()
+@pytest.mark.parametrize("searches", [1, 2])
+def test_eight_devices_take_the_step_of_one(searches):
+  mesh, config = make_mesh(), dataclasses.replace(CONFIG, searches=searches)
   with jax.set_mesh(mesh):
-    sharded = first_metrics(phase(mesh=mesh))
-  single = first_metrics(phase())
+    sharded = first_metrics(phase(config, mesh=mesh))
+  single = first_metrics(phase(config))
   for name, value in single.items():
     np.testing.assert_allclose(sharded[name], value, rtol=1e-4, err_msg=name)
 
