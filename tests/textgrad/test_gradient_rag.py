@@ -123,13 +123,14 @@ def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
 
   engine = tg.CallableEngine(answer, context_tokens=4096, max_tokens=500, account=account, concurrency=1)
   p = tg.Variable("be brief", role_description=ROLE)
-  model, optimizer = tg.BlackboxLLM(engine, p), tg.TGD([p], engine=engine, use_gradient_rag=True)
+  config = tg.RagConfig(k=32)  # more than there is room for
+  model, optimizer = tg.BlackboxLLM(engine, p), tg.TGD([p], engine=engine, use_gradient_rag=True, rag=config)
   prompts, waiting = [], list(planted)
   for n in range(3, 10_003, 3):
     cases = [waiting.pop(0) if n % 999 == 0 and waiting else talk(), talk(), talk()]
     learn(optimizer, model, engine, cases)
   assert waiting == []
-  assert max(prompts) <= prompts[0] + tg.RagConfig().past_tokens  # nothing was known at first
+  assert max(prompts) <= prompts[0] + config.past_tokens  # nothing was known at first
   assert len(optimizer.store) >= 10_000
   for sample, critique in planted.items():
     learn(optimizer, model, engine, [sample.replace(" at ", " before ")])
