@@ -12,15 +12,17 @@ from typing import Any
 import ml_collections
 
 from configs import pretrain
-from selfrag_jax.tasks.facts import ASKABLE, WORDINGS
+from configs.pretrain import ONE_QUESTION
+from selfrag_jax.tasks.facts import WORDINGS
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
   config = pretrain.get_config(variant)
   config.workdir = f"runs/memory_{variant}"
-  needed = 1.0 if variant in WORDINGS else 0.0  # nats, for the phase after it; 4.2 is chance
-  config.memory = phase(variant, steps=150, needed_loss=needed)
+  # nats, for the phase after it; 4.2 is chance
+  needed = 0.0 if variant not in WORDINGS else 1.5 if variant == "two_fact" else 1.0
+  config.memory = phase(variant, steps=400 if variant in ONE_QUESTION else 150, needed_loss=needed)
   return config
 
 
@@ -29,7 +31,7 @@ def phase(variant: str, steps: int, needed_loss: float = 0.0) -> dict[str, Any]:
   return {
     "temperature": 0.05,
     "steps": steps,
-    "batch_size": 32 if variant in WORDINGS and variant not in ASKABLE else 8,  # contexts; some have one question only
+    "batch_size": 32 if variant in ONE_QUESTION else 8,  # contexts
     "needed_loss": needed_loss,
     **pretrain.optimizer("adamw", 2e-3),
   }

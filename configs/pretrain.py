@@ -15,6 +15,7 @@ MODELS = {
   "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
   "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
 }
+ONE_QUESTION = tuple(variant for variant in WORDINGS if variant not in ASKABLE)  # about a list or a context
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
@@ -46,7 +47,8 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
         "searches": 2 if variant == "two_fact" else 1,  # the second asks with what the first has found
         "retrieval_method": "cosine",
         "embed_pooling": "mean",
-        "order": "position",  # as they were read: the newest of two values stands last
+        # as they were read: the newest of two values stands last; what a second search finds is read behind the first
+        "order": "score" if variant == "two_fact" else "position",
         "memory_dropout": 0.1,
         "contrastive_weight": 1.0,
       },
@@ -54,7 +56,8 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
         "steps": 500 if of_files else 1000,
         "batch_size": 16,
         "valid_rows": 256,
-        "needed_loss": 0.0 if of_files else 0.1,  # nats: nobody learns to use a memory who cannot read it
+        # nats: nobody learns to use a memory who cannot read it; from one fact to another is learnt with the memory
+        "needed_loss": 0.0 if of_files else 0.3 if variant == "two_fact" else 0.1,
         **optimizer(),
       },
       "loop": {
@@ -76,14 +79,14 @@ def facts(variant: str) -> dict[str, Any]:
   text: tuple[tuple[Any, ...], ...] = ((4,), (4,), (8, None, True), (16, None, True))
   if variant.startswith("kv"):
     text = ((4,), (8,), (16,), (16, None, True))
-  elif variant not in ASKABLE:  # one question a list; recall is learnt from lists in which any fact is asked for
+  elif variant in ONE_QUESTION:  # recall is learnt from lists in which any fact is asked for
     of_others = ((4, None, False, "sentence"), (8, None, True, "sentence"), (16, None, True, "sentence"))
     text = (*of_others, (4,), (4,), (8, None, True))
   return {
     "name": "facts",
     "variant": variant,
-    "n_facts": 128 if variant in ASKABLE else 32,  # of a context to remember
-    "n_questions": 16 if variant in ASKABLE else 1,  # about it
+    "n_facts": 32 if variant in ONE_QUESTION else 128,  # of a context to remember
+    "n_questions": 1 if variant in ONE_QUESTION else 16,  # about it
     "text": text,
     "seed": 0,
   }
