@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from selfrag_jax.files import write_bytes_atomic
@@ -143,6 +144,51 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
     f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
   )
   _publish(figure, epath.Path(workdir) / "position_recall.png")
+
+
+def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[str, Any]]) -> None:
+  """Draw the median accuracy over depth of several runs of a variant, and the range between the lowest and highest."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  lengths = reports[0]["n_facts"]
+  figure, panels = plt.subplots(
+    1, len(lengths), figsize=(4.8 * len(lengths), 4.6), sharey=True, squeeze=False, layout="constrained"
+  )
+  for panel, n in zip(panels[0], lengths, strict=True):
+    depth = [position / (n - 1) for position in reports[0]["depths"][str(n)]]
+    for name, (color, label) in CONDITIONS.items():
+      key = name if n == lengths[0] else f"{name}_{n}"
+      curves = [report["conditions"][key] for report in reports if key in report["conditions"]]
+      if not curves:
+        continue
+      each = np.array([curve["accuracy_by_depth"] for curve in curves])
+      panel.fill_between(depth, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
+      runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
+      panel.plot(
+        depth, np.median(each, axis=0), color=color, marker="o", markersize=2.5,
+        linewidth=2 if name == "memory" else 1.2, label=f"{label} ({curves[0]['budget']} facts), {runs}",
+      )  # fmt: skip
+    panel.axhline(reports[0]["chance"], color="black", linestyle=":", linewidth=0.8, label="chance")
+    panel.set(title=f"{n} facts", xlabel="relative depth of the needed fact", ylim=(-0.02, 1.02), xlim=(0, 1))
+    panel.grid(alpha=0.25)
+    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1, frameon=False)
+  panels[0][0].set_ylabel("accuracy: median and range over runs")
+  figure.suptitle(f"Recall by position: {reports[0]['variant']}, seeds {_ranges([r['seed'] for r in reports])}")
+  _publish(figure, epath.Path(path))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """Write numbers as ranges: 10–12, 15."""
+  written: list[list[int]] = []
+  for number in sorted(numbers):
+    if written and number == written[-1][-1] + 1:
+      written[-1] = [written[-1][0], number]
+    else:
+      written.append([number])
+  return ", ".join("–".join(map(str, ends)) for ends in written)
 
 
 def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ class Kind(NamedTuple):
   """An experiment whose runs are summarised: the file that a run writes last, and which of its numbers count.
 
   `shown` are those of the terminal and the figure. `paired`: pairs of arrays of the file beside the report, with a
-  value for each question, whose difference has an interval over runs and questions together.
+  value for each question, whose difference has an interval over runs and questions together. `figure` draws the reports
+  of a group into a file.
   """
 
   module: ModuleType
@@ -32,6 +33,7 @@ class Kind(NamedTuple):
   numbers: re.Pattern[str]
   shown: tuple[str, ...]
   paired: tuple[tuple[str, str], ...] = ()
+  figure: Callable[[epath.PathLike, Sequence[Mapping[str, Any]]], None] | None = None
 
 
 KINDS = {
@@ -42,6 +44,7 @@ KINDS = {
     ("conditions.memory.accuracy", "conditions.memory.worst", "conditions.memory_1024.accuracy",
      "conditions.memory_1024.worst", "conditions.head_tail.accuracy", "conditions.full_hybrid.accuracy",
      "conditions.full_mamba.accuracy", "conditions.full_transformer.accuracy"),
+    figure=figures.accuracy_over_depth_of_runs,
   ),
   "refrag": Kind(
     refrag, "report.json", re.compile(r"em\.\w+|wall_seconds"), ("em.refrag", "em.sft", "em.sft_gold", "em.oracle")
@@ -102,6 +105,8 @@ def value_names(experiment: Groups) -> set[str]:
 def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
   """Run what has not been run; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
 
+  A group whose kind has a figure gets that as `GROUP.png`.
+
   A run that has not learned what its next phase needs is counted, and stops no other.
   """
   workdir = epath.Path(workdir)
@@ -124,6 +129,10 @@ def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
   write_json(workdir / "sweep.json", summary)
   write_bytes_atomic(workdir / "sweep.csv", as_csv(summary).encode())
   figures.runs_of_groups(workdir, summary)
+  for group, of in reports.items():
+    draw, done = next(iter(experiment[group].values())).kind.figure, [r for r in of.values() if not isinstance(r, str)]
+    if draw and done:
+      draw(workdir / f"{group}.png", done)
   print(table(summary))
   return summary
 

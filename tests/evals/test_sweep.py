@@ -17,9 +17,11 @@ KINDS = sweep.KINDS
 
 def recall_report(seed, worst):
   curve = {"accuracy": 0.9, "worst": worst, "u": 0.0, "range_upper": 0.05, "budget": 16}
+  curve["accuracy_by_depth"] = [0.9, worst]
   checks = {"worst": {"holds": worst >= 0.85}, "flat": {"holds": True}}
   conditions = dict.fromkeys(("memory", "head_tail", "full_hybrid"), curve)
-  return {"seed": seed, "conditions": conditions, "checks": checks, "wall_seconds": 5.0}
+  facts = {"seed": seed, "variant": "kv", "n_facts": [64], "depths": {"64": [0, 63]}, "chance": 0.02}
+  return {**facts, "conditions": conditions, "checks": checks, "wall_seconds": 5.0}
 
 
 def search_report(em):
@@ -75,7 +77,9 @@ def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, t
   with (tmp_path / "sweep.csv").open() as file:
     rows = {(row["group"], row["number"]): row for row in csv.DictReader(file)}
   assert rows["hops", "em.refrag"]["median"] == "0.9000"
-  assert (tmp_path / "sweep.png").stat().st_size > 5_000
+  for name in ("sweep.png", "kv.png"):
+    assert (tmp_path / name).stat().st_size > 5_000
+  assert not (tmp_path / "hops.png").exists()  # nothing is drawn over depth
   assert json.loads((tmp_path / "sweep.json").read_text()) == summary
   made.clear()
   assert sweep.run(groups, tmp_path) == summary
