@@ -116,8 +116,7 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
       panel.fill_between(depth, low, high, color=color, alpha=0.15, linewidth=0)
       panel.plot(
         depth, curve["accuracy_by_depth"], color=color, marker="o", markersize=2.5,
-        linewidth=2 if name == "memory" else 1.2,
-        label=None if suffix else label if name.startswith("full_") else f"{label} ({curve['budget']} facts)",
+        **_weight(name), label=None if suffix else _seen(name, label, curve),
       )  # fmt: skip
     panel.axhline(
       report["chance"], color="black", linestyle=":", linewidth=0.8, label="chance" if n == lengths[0] else None
@@ -168,16 +167,27 @@ def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[
       panel.fill_between(depth, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
       runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
       panel.plot(
-        depth, np.median(each, axis=0), color=color, marker="o", markersize=2.5,
-        linewidth=2 if name == "memory" else 1.2, label=f"{label} ({curves[0]['budget']} facts), {runs}",
+        depth, np.median(each, axis=0), color=color, marker="o", markersize=2.5, **_weight(name),
+        label=f"{_seen(name, label, curves[0])}, {runs}",
       )  # fmt: skip
     panel.axhline(reports[0]["chance"], color="black", linestyle=":", linewidth=0.8, label="chance")
     panel.set(title=f"{n} facts", xlabel="relative depth of the needed fact", ylim=(-0.02, 1.02), xlim=(0, 1))
     panel.grid(alpha=0.25)
-    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1, frameon=False)
-  panels[0][0].set_ylabel("accuracy: median and range over runs")
+  panels[0][0].set_ylabel("accuracy: median and range of the runs")
+  entries = panels[0][0].get_legend_handles_labels()
+  figure.legend(*entries, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
   figure.suptitle(f"Recall by position: {reports[0]['variant']}, seeds {_ranges([r['seed'] for r in reports])}")
   _publish(figure, epath.Path(path))
+
+
+def _seen(name: str, label: str, curve: Mapping[str, Any]) -> str:
+  """Write a condition of the model with memory with how many facts it sees."""
+  return label if name == "oracle" or name.startswith("full_") else f"{label} ({curve['budget']} facts)"
+
+
+def _weight(name: str) -> dict[str, Any]:
+  """Draw the memory above what it is compared with."""
+  return {"linewidth": 2, "zorder": 3} if name == "memory" else {"linewidth": 1.2}
 
 
 def _ranges(numbers: Sequence[int]) -> str:
