@@ -53,7 +53,7 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
         "contrastive_weight": 1.0,
       },
       "pretrain": {
-        "steps": 500 if of_files else 1000,
+        "steps": 500 if of_files else 2000 if variant in ONE_QUESTION else 1000,
         "batch_size": 16,
         "valid_rows": 256,
         # nats: nobody learns to use a memory who cannot read it; from one fact to another is learnt with the memory
