@@ -27,7 +27,7 @@ WORKDIR = flags.DEFINE_string(
 def main(_) -> None:
   """Time both modes and print the table."""
   from configs.refrag import get_config
-  from selfrag_jax.evals.refrag import build, load_policy
+  from selfrag_jax.experiments.refrag import build, load_policy
   from selfrag_jax.generate.encoder import encode as encode_with
   from selfrag_jax.generate.sampling import SamplingConfig
   from selfrag_jax.memory.similarity import search_numpy

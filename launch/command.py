@@ -102,7 +102,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     print(interrupt if str(interrupt) else "stopped", file=sys.stderr)
     sys.exit(130)
   except Exception as error:
-    from selfrag_jax.evals.self_rag import NotLearnedError
+    from selfrag_jax.experiments.self_rag import NotLearnedError
     from selfrag_jax.files import FolderInUseError
     from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.retrieval.folder import FolderError

@@ -15,16 +15,16 @@ MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: what a value of the repo
 for shared in ("config", "workdir"):
   flags.declare_key_flag(shared)
 EXPERIMENTS = {
-  "position_recall": "selfrag_jax.evals.position_recall",
-  "sweep": "selfrag_jax.evals.sweep",
-  "documents": "selfrag_jax.evals.documents",
-  "retrieval": "selfrag_jax.evals.retrieval",
+  "position_recall": "selfrag_jax.experiments.position_recall",
+  "sweep": "selfrag_jax.experiments.sweep",
+  "documents": "selfrag_jax.experiments.documents",
+  "retrieval": "selfrag_jax.experiments.retrieval",
 }
 
 
 def main(argv: list[str]) -> None:
   """Run the experiment that the config describes."""
-  from selfrag_jax.evals.gates import check_names, missed, parse_gate
+  from selfrag_jax.reports.thresholds import check_names, missed, parse_gate
 
   gates = [parse_gate(text) for text in MIN.value]
   config = read(argv, EXPERIMENTS)

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
   """Open model and memory, remember, answer."""
   if len(argv) > 1 or not MODEL.value:
     raise ValueError(f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "which model? --model=WORKDIR or a name")
-  from selfrag_jax.evals import ask
+  from selfrag_jax.apps import ask
   from selfrag_jax.generate.sampling import SamplingConfig
   from selfrag_jax.mesh import configure_xla
   from selfrag_jax.text.printable import printable

@@ -12,7 +12,7 @@ from command import build, output, read, run
 COMPARE = flags.DEFINE_list("compare", [], "Ways to remember that are compared: none, window, retrieval.")
 for shared in ("config", "workdir"):
   flags.declare_key_flag(shared)
-EXPERIMENTS = {"gradient_rag": "selfrag_jax.evals.prompt_optimization"}
+EXPERIMENTS = {"gradient_rag": "selfrag_jax.experiments.gradient_rag"}
 
 
 def main(argv: list[str]) -> None:

@@ -10,11 +10,11 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory an
 for shared in ("config", "workdir"):
   flags.declare_key_flag(shared)
 EXPERIMENTS = {
-  "refrag": "selfrag_jax.evals.refrag",
-  "self_rag": "selfrag_jax.evals.self_rag",
-  "encoder": "selfrag_jax.evals.encoder",
-  "rerank": "selfrag_jax.evals.rerank",
-  "position_recall": "selfrag_jax.evals.self_rag",  # its phases; launch/eval.py runs the rest
+  "refrag": "selfrag_jax.experiments.refrag",
+  "self_rag": "selfrag_jax.experiments.self_rag",
+  "encoder": "selfrag_jax.experiments.encoder",
+  "rerank": "selfrag_jax.experiments.rerank",
+  "position_recall": "selfrag_jax.experiments.self_rag",  # its phases; launch/eval.py runs the rest
 }
 
 

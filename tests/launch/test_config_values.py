@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfrag_jax.evals import encoder, experiment, prompt_optimization, rerank, self_rag
+from selfrag_jax.experiments import encoder, gradient_rag, refrag, rerank, self_rag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.train.settings import settings
 
@@ -20,11 +20,6 @@ VARIANTS = {
   "pretrain": ("sentence", "text"),
   "refrag": ("hybrid", "smollm2_135m"),
   "retrieval": ("all",),
-}
-BUILDERS = {
-  "documents": "documents",
-  "gradient_rag": "prompt_optimization",
-  "refrag": "experiment",
 }
 ODD = [0, -1, float("nan"), float("inf"), 10**30, "x"]
 
@@ -69,19 +64,21 @@ def no_work(monkeypatch):
   def built(*_, **__):
     raise Built
 
-  for module in (encoder, experiment, rerank, self_rag):
+  for module in (encoder, refrag, rerank, self_rag):
     monkeypatch.setattr(module, "make_mesh", built)
-  monkeypatch.setattr(prompt_optimization, "make_task", built)
+  monkeypatch.setattr(gradient_rag, "make_task", built)
 
 
 @pytest.mark.parametrize(("name", "config"), CASES, ids=[name for name, _ in CASES])
 def test_an_odd_number_is_built_or_refused_by_name(no_work, name, config):
   experiment_name = config["experiment"]
-  module = importlib.import_module(f"selfrag_jax.evals.{BUILDERS.get(experiment_name, experiment_name)}")
+  module = importlib.import_module(f"selfrag_jax.experiments.{experiment_name}")
   places = list(numbers(config))
   assert places
   if experiment_name == "sweep":  # the runs are alike
-    places = [place for place in places if place[1] == next(iter(config["runs"])) and place[2] == "seed10"]
+    group, runs = next(iter(config["runs"].items()))
+    places = [place for place in places if place[1:3] == (group, next(iter(runs)))]
+    assert places
   for place in places:
     for value in ODD:
       case = changed(copy.deepcopy(config), list(place), value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs import memory
-from selfrag_jax.evals import self_rag
+from selfrag_jax.experiments import self_rag
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfrag_jax.evals.sections import FactsData, TextFiles
+from selfrag_jax.experiments.sections import FactsData, TextFiles
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.settings import DocumentsConfig, LoopConfig, RLConfig, SFTConfig, read_config, settings
 

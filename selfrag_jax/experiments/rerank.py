@@ -11,9 +11,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.evals.plan import print_encoder_plan
-from selfrag_jax.evals.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
-from selfrag_jax.evals.sections import TRAINED, JudgedTitles, Periodic
+from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
+from selfrag_jax.experiments.sections import TRAINED, JudgedTitles, Periodic
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever

@@ -8,12 +8,12 @@ import jax
 import pytest
 
 from configs import memory, position_recall, pretrain
-from selfrag_jax.evals import position_recall as recall_experiment
-from selfrag_jax.evals import self_rag, sweep
-from selfrag_jax.evals.gates import numbers
-from selfrag_jax.evals.page import write_page
-from selfrag_jax.evals.position_recall import CONDITIONS, build, checks, run, table
+from selfrag_jax.experiments import position_recall as recall_experiment
+from selfrag_jax.experiments import self_rag, sweep
+from selfrag_jax.experiments.position_recall import CONDITIONS, build, checks, run, table
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.reports.page import write_page
+from selfrag_jax.reports.thresholds import numbers
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfrag_jax.evals.gates import check_names, missed, parse_gate, value_of
+from selfrag_jax.reports.thresholds import check_names, missed, parse_gate, value_of
 
 REPORT = {"bm25.ndcg@10": 0.75, "conditions": {"memory": {"accuracy": 1.0}}, "name": "x", "lost": float("nan")}
 

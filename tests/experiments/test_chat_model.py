@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.evals import chat
-from selfrag_jax.evals.chat import ChatModel, LocalEngine
+from selfrag_jax.experiments import chat_model as chat
+from selfrag_jax.experiments.chat_model import ChatModel, LocalEngine
 from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.train.load import LoadedModel
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.refrag import get_config
-from selfrag_jax.evals.refrag import bm25, build, dry_run, load_policy, run
+from selfrag_jax.experiments.refrag import bm25, build, dry_run, load_policy, run
 from selfrag_jax.generate.encoder import encode
 from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.tasks.passages import INSTRUCTION

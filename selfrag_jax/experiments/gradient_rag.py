@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.checked import Seed
-from selfrag_jax.evals import prompt_page
-from selfrag_jax.evals.prompt_state import NEW_FOLDER, begin, check_state, read_json, without_limits
-from selfrag_jax.evals.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
+from selfrag_jax.experiments.prompt_state import NEW_FOLDER, begin, check_state, read_json, without_limits
+from selfrag_jax.experiments.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
 from selfrag_jax.files import is_local, write_bytes_atomic, write_json
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.reports import prompt_page
 from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, in_utf8, make_task
 from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
@@ -119,7 +119,7 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
     return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, concurrency=1)
   if name.startswith(LOCAL):
     options.pop("api_key_env", None)
-    from selfrag_jax.evals.chat import LocalEngine  # loads JAX
+    from selfrag_jax.experiments.chat_model import LocalEngine  # loads JAX
 
     return LocalEngine(name.removeprefix(LOCAL), account=account, **options)
   if base_url:

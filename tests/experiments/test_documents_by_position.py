@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.evals import documents
-from selfrag_jax.evals.chat import ChatModel
-from selfrag_jax.evals.documents import Experiment, build, conditions, make_answer, run
-from selfrag_jax.evals.gates import numbers
+from selfrag_jax.experiments import documents
+from selfrag_jax.experiments.chat_model import ChatModel
+from selfrag_jax.experiments.documents import Experiment, build, conditions, make_answer, run
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.model.lm import unstack
+from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
 from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.train.settings import DocumentsConfig

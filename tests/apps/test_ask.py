@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import pytest
 
-from selfrag_jax.evals import ask
+from selfrag_jax.apps import ask
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params

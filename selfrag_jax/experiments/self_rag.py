@@ -13,9 +13,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.evals.plan import print_plan
-from selfrag_jax.evals.recall import measure, score
-from selfrag_jax.evals.sections import TRAINED, FactsData, TextFiles
+from selfrag_jax.aot import print_plan
+from selfrag_jax.experiments.recall import measure, score
+from selfrag_jax.experiments.sections import TRAINED, FactsData, TextFiles
 from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params

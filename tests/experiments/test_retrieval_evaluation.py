@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfrag_jax.evals import retrieval
+from selfrag_jax.experiments import retrieval
 from selfrag_jax.metrics.retrieval import ndcg
 from selfrag_jax.retrieval import dense
 from selfrag_jax.retrieval.base import create

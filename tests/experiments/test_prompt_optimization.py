@@ -6,8 +6,8 @@ import json
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.evals import prompt_optimization
-from selfrag_jax.evals.prompt_page import diff
+from selfrag_jax.experiments import gradient_rag
+from selfrag_jax.reports.prompt_page import diff
 from selfrag_jax.tasks.programs import run_test
 from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE, Rulebook
 from selfrag_jax.textgrad.limits import BudgetError, EngineError
@@ -115,7 +115,7 @@ def test_worse_candidates_are_rejected_unless_told_otherwise(tmp_path, prompt_co
     made["task"] |= {"noise": 0.7, "n_topics": 12}
     made["optimizer"]["reject_worse"] = reject_worse
     (tmp_path / name).mkdir()
-    return prompt_optimization.run(prompt_optimization.build(made), tmp_path / name)["valid"]
+    return gradient_rag.run(gradient_rag.build(made), tmp_path / name)["valid"]
 
   assert all(b >= a for a, b in itertools.pairwise(curve("strict", True)))
   assert any(b < a for a, b in itertools.pairwise(curve("loose", False)))
@@ -218,7 +218,7 @@ def test_a_workdir_of_the_version_before_goes_on_with_its_account(tmp_path, opti
 
 
 def test_ways_to_remember_are_compared(tmp_path, capsys, prompt_config):
-  found = prompt_optimization.compare({name: prompt_config(6, memory=name) for name in ("retrieval", "none")}, tmp_path)
+  found = gradient_rag.compare({name: prompt_config(6, memory=name) for name in ("retrieval", "none")}, tmp_path)
   low, high = found["retrieval-none.interval"]
   assert low <= found["retrieval-none"] <= high
   assert found["retrieval-none"] == pytest.approx(found["retrieval.test"] - found["none.test"])
@@ -233,7 +233,7 @@ def test_ways_whose_budget_ends_early_stop_no_others_and_are_named(tmp_path, cap
   with pytest.raises(
     BudgetError, match=r"the budget ended retrieval early, .*compare\.json compares the others; a larger"
   ):
-    prompt_optimization.compare(configs, tmp_path)
+    gradient_rag.compare(configs, tmp_path)
   found = json.loads((tmp_path / "compare.json").read_text())
   assert found.keys() == {"window.test", "none.test", "retrieval.ended", "window-none", "window-none.interval"}
   assert "9,000" in found["retrieval.ended"]
@@ -242,10 +242,10 @@ def test_ways_whose_budget_ends_early_stop_no_others_and_are_named(tmp_path, cap
   assert "window - none: " in out
   configs["window"]["budget"] = configs["none"]["budget"] = {**budget, "tokens": 500}
   with pytest.raises(BudgetError, match=r"the budget ended retrieval, window, none early, .*compare\.json says why"):
-    prompt_optimization.compare(configs, tmp_path / "all")
+    gradient_rag.compare(configs, tmp_path / "all")
   assert json.loads((tmp_path / "all" / "compare.json").read_text()).keys() == {f"{name}.ended" for name in configs}
   configs = {name: prompt_config(6, memory=name) for name in configs}
-  assert prompt_optimization.compare(configs, tmp_path).keys() > {"retrieval-window", "retrieval-none"}
+  assert gradient_rag.compare(configs, tmp_path).keys() > {"retrieval-window", "retrieval-none"}
 
 
 def test_diff_marks_words_and_escapes_them():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from selfrag_jax.evals.recall import measure, recall_among, score, variance_change
+from selfrag_jax.experiments.recall import measure, recall_among, score, variance_change
 from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params

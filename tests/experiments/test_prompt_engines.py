@@ -5,7 +5,7 @@ import json
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.evals import prompt_optimization
+from selfrag_jax.experiments import gradient_rag
 from selfrag_jax.textgrad.endpoint import OpenAIEngine
 from selfrag_jax.textgrad.limits import Completion, EngineError
 
@@ -24,7 +24,7 @@ def test_nothing_is_asked_again_that_was_paid_for(tmp_path, behind_endpoints, mo
   monkeypatch.setattr(OpenAIEngine, "complete", complete)
   behind_endpoints["optimizer"]["steps"] = 3
   (tmp_path / "run").mkdir()
-  run = lambda: prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+  run = lambda: gradient_rag.run(gradient_rag.build(behind_endpoints), tmp_path / "run")
   for _ in range(2):
     with pytest.raises(EngineError, match="gone"):
       run()
@@ -35,7 +35,7 @@ def test_nothing_is_asked_again_that_was_paid_for(tmp_path, behind_endpoints, mo
 
 def test_engines_behind_endpoints(behind_endpoints):
   made = behind_endpoints
-  experiment = prompt_optimization.build(made)
+  experiment = gradient_rag.build(made)
   assert all(isinstance(engine, OpenAIEngine) for engine in experiment.engines.values())
   assert experiment.engines["critic"].context_tokens == 32_768
   assert {part: len(samples) for part, samples in experiment.task.parts.items()} == {
@@ -47,7 +47,7 @@ def test_engines_behind_endpoints(behind_endpoints):
   assert len(set(texts)) == 250
   made["engines"]["model"]["name"], made["engines"]["model"]["base_url"] = "scripted", ""
   with pytest.raises(ValueError, match="no script"):
-    prompt_optimization.build(made)
+    gradient_rag.build(made)
 
 
 def test_cases_with_half_surrogate_pairs_are_asked_and_written(tmp_path, monkeypatch, behind_endpoints):
@@ -59,12 +59,12 @@ def test_cases_with_half_surrogate_pairs_are_asked_and_written(tmp_path, monkeyp
   complete = lambda self, content, system, **sampling: asked.append(content) or Completion("\udfff 7", 1, 1)
   monkeypatch.setattr(OpenAIEngine, "complete", complete)
   (tmp_path / "run").mkdir()
-  prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+  gradient_rag.run(gradient_rag.build(behind_endpoints), tmp_path / "run")
   assert "".join(asked).encode()
   assert (tmp_path / "run" / "report.html").exists()
   file.write_text(json.dumps({"examples": [{"input": 5, "target": "x"}] * 30}))
   with pytest.raises(ValueError, match="int where text was expected"):
-    prompt_optimization.build(behind_endpoints)
+    gradient_rag.build(behind_endpoints)
 
 
 def test_what_cannot_be_written_is_said(tmp_path, behind_endpoints, monkeypatch):
@@ -80,4 +80,4 @@ def test_what_cannot_be_written_is_said(tmp_path, behind_endpoints, monkeypatch)
   monkeypatch.setattr(tg.EngineCache, "_open", open_full)
   (tmp_path / "run").mkdir()
   with pytest.raises(EngineError, match=r"full; not booked: \d+ answered calls, \d+ tokens"):
-    prompt_optimization.run(prompt_optimization.build(behind_endpoints), tmp_path / "run")
+    gradient_rag.run(gradient_rag.build(behind_endpoints), tmp_path / "run")

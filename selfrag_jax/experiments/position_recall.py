@@ -16,16 +16,17 @@ import jax
 import numpy as np
 from etils import epath
 
-from selfrag_jax.evals import figures, self_rag
-from selfrag_jax.evals.gates import numbers
-from selfrag_jax.evals.page import write_page
-from selfrag_jax.evals.recall import Curve, measure, recall_among, score, variance_change
-from selfrag_jax.evals.sections import check_lists
+from selfrag_jax.experiments import self_rag
+from selfrag_jax.experiments.recall import Curve, measure, recall_among, score, variance_change
+from selfrag_jax.experiments.sections import check_lists
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.metrics.position import compare
 from selfrag_jax.metrics.statistics import bootstrap_interval
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.reports import figures
+from selfrag_jax.reports.page import write_page
+from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGModel
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.tasks.sequences import FactText, of_facts

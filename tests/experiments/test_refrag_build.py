@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from configs.refrag import get_config
-from selfrag_jax.evals.experiment import build
+from selfrag_jax.experiments.refrag import build
 
 
 def changed(variant, changes):

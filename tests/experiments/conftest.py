@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from configs.gradient_rag import get_config
-from selfrag_jax.evals import prompt_optimization
+from selfrag_jax.experiments import gradient_rag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.text.tokenizer import ByteTokenizer
@@ -62,7 +62,7 @@ def optimize():
 
   def run(workdir, *arguments, **changes):
     workdir.mkdir(parents=True, exist_ok=True)
-    return prompt_optimization.run(prompt_optimization.build(small_config(*arguments, **changes)), workdir)
+    return gradient_rag.run(gradient_rag.build(small_config(*arguments, **changes)), workdir)
 
   return run
 

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.gradient_rag import get_config
-from selfrag_jax.evals import prompt_optimization
+from selfrag_jax.experiments import gradient_rag
 from selfrag_jax.tasks.prompt_tasks import is_same_answer, make_task
 
 
@@ -38,7 +38,7 @@ def test_settings_are_checked_before_anything_is_paid(change, message, prompt_co
       values = {"critic": {**made[section]["critic"], **values["critic"]}}
     made[section] = {**made[section], **values}
   with pytest.raises(ValueError, match=message):
-    prompt_optimization.build(made)
+    gradient_rag.build(made)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_settings_are_checked_before_anything_is_paid(change, message, prompt_co
 )
 def test_settings_are_checked(change, message, prompt_config):
   with pytest.raises(ValueError, match=message):
-    prompt_optimization.build(prompt_config(**change))
+    gradient_rag.build(prompt_config(**change))
 
 
 @pytest.mark.parametrize(

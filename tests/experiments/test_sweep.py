@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs import headlines
-from selfrag_jax.evals import position_recall, refrag, rerank, sweep
-from selfrag_jax.evals.gates import numbers
-from selfrag_jax.evals.self_rag import NotLearnedError
+from selfrag_jax.experiments import position_recall, refrag, rerank, sweep
+from selfrag_jax.experiments.self_rag import NotLearnedError
+from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.facts import WORDINGS
 
 KINDS = sweep.KINDS

@@ -13,11 +13,11 @@ from etils import epath
 from tqdm import tqdm
 
 from selfrag_jax.checked import Count, Natural
-from selfrag_jax.evals import figures
-from selfrag_jax.evals.sections import JudgedSplit
+from selfrag_jax.experiments.sections import JudgedSplit
 from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever

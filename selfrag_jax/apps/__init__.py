@@ -1,0 +1,1 @@
+"""Programs that people talk to."""

@@ -1,1 +1,0 @@
-"""Experiments over trained models, and their reports."""

@@ -1,0 +1,1 @@
+"""Figures, pages and thresholds of the experiments' reports."""
