@@ -30,7 +30,7 @@ def main(_) -> None:
   from selfrag_jax.experiments.refrag import build, load_policy
   from selfrag_jax.generate.encoder import encode as encode_with
   from selfrag_jax.generate.sampling import SamplingConfig
-  from selfrag_jax.memory.similarity import search_numpy
+  from selfrag_jax.memory.topk_numpy import search_numpy
   from selfrag_jax.mesh import configure_xla
 
   logging.set_verbosity(logging.WARNING)

@@ -20,8 +20,8 @@ from selfrag_jax.experiments.chat_model import BUCKET, ChatModel, load_chat
 from selfrag_jax.experiments.sections import FilesPath
 from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
 from selfrag_jax.generate.complete import check_new_tokens
-from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
+from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval

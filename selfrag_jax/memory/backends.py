@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from selfrag_jax.memory.journal import StoreError
-from selfrag_jax.memory.similarity import OVERSAMPLING, Metric, SearchResult, cosine, only, ordered_dot, pad
+from selfrag_jax.memory.scoring import OVERSAMPLING, Metric, SearchResult, cosine, mask_scores, ordered_dot, pad
 from selfrag_jax.memory.table import Table
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _rescore(table: Table, slots: np.ndarray, queries: np.ndarray, k: int, bias,
     scores = cosine(scores, query_norms[:, None] * norms, np)
   if bias is not None:
     scores = scores + bias[slots]
-  return _best(only(scores, slots >= 0, np), slots, k)
+  return _best(mask_scores(scores, slots >= 0, np), slots, k)
 
 
 def _best(scores: np.ndarray, slots: np.ndarray, k: int) -> SearchResult:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.memory.backends import Backend
-from selfrag_jax.memory.similarity import cosine
+from selfrag_jax.memory.scoring import cosine
 from selfrag_jax.memory.table import Table
 
 CANDIDATES = 4  # chunks that are near enough are asked for, where a field must agree too

@@ -9,7 +9,7 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from selfrag_jax.memory.similarity import ordered_dot
+from selfrag_jax.memory.scoring import ordered_dot
 from selfrag_jax.typing import Array, ArrayLike
 
 

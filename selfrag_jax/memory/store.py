@@ -15,7 +15,7 @@ from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
 from selfrag_jax.memory.records import Chunk, Recency, check_metadata, check_rows, check_score, make_records, token_rows
-from selfrag_jax.memory.similarity import Metric, SearchResult, check_k
+from selfrag_jax.memory.scoring import Metric, SearchResult, check_k
 from selfrag_jax.memory.table import Change, Table
 
 if TYPE_CHECKING:

@@ -15,7 +15,16 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.memory.similarity import OVERSAMPLING, Metric, SearchResult, check, cosine, only, ordered_dot, pad
+from selfrag_jax.memory.scoring import (
+  OVERSAMPLING,
+  Metric,
+  SearchResult,
+  cosine,
+  mask_scores,
+  ordered_dot,
+  pad,
+  validate_search,
+)
 from selfrag_jax.memory.state import MemoryState, dequantize, partition_specs, quantize
 from selfrag_jax.typing import Array, ArrayLike
 
@@ -48,7 +57,7 @@ def search(
   Raises ValueError for shapes, metrics and meshes that do not fit.
   """
   queries = jnp.asarray(queries)
-  check(state.embeddings, queries, k, group_ids, bias, metric)
+  validate_search(state.embeddings, queries, k, group_ids, bias, metric)
   if method not in ("exact", "approx"):
     raise ValueError(f"unknown method {method!r}; use 'exact' or 'approx'")
   if mesh is None:
@@ -107,7 +116,7 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
   if group_ids is not None:
     allowed &= state.group_ids[None, :] == jnp.asarray(group_ids)[:, None]
   with jax.named_scope("first_pass"):
-    first = only(_first_pass(state, queries, bias, metric, product), allowed, jnp)
+    first = mask_scores(_first_pass(state, queries, bias, metric, product), allowed, jnp)
     top_k = lax.top_k if method == "exact" else lax.approx_max_k
     first, slots = top_k(first, min(OVERSAMPLING * k, C))
 
@@ -117,7 +126,7 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
       scores = cosine(scores, _norms(queries)[:, None] * state.norms[slots], jnp)
     if bias is not None:
       scores += jnp.asarray(bias, scores.dtype)[slots]
-    scores = only(scores, first > -jnp.inf, jnp)
+    scores = mask_scores(scores, first > -jnp.inf, jnp)
     # Candidates come in the order of the first pass, so ties need the slot.
     if scores.shape[1] > COUNTED:
       lost, slots = lax.sort((-scores, slots), num_keys=2)

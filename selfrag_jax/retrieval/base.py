@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from selfrag_jax.memory.filters import Where, check_where, predicate
-from selfrag_jax.memory.similarity import check_k
+from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.document import (
   Document,
   check_storable,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.memory.filters import Where
-from selfrag_jax.memory.similarity import check_k
+from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
 from selfrag_jax.retrieval.document import Document
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from configs.refrag import get_config
 from selfrag_jax.experiments.refrag import bm25, build, dry_run, load_policy, run
 from selfrag_jax.generate.encoder import encode
-from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.tasks.passages import INSTRUCTION
 from selfrag_jax.text.chat import document_body
 from selfrag_jax.text.tokenizer import BPETokenizer

@@ -10,7 +10,7 @@ import pytest
 from selfrag_jax.generate.encoder import encode, init_lm_encoder
 from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params

@@ -9,8 +9,8 @@ import pytest
 
 from selfrag_jax.memory import backends
 from selfrag_jax.memory.backends import ScannBackend
-from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.memory.topk_numpy import search_numpy
 
 pytest.importorskip("scann", reason="ScaNN has no wheel for this platform")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
-from selfrag_jax.memory.similarity import ordered_dot
+from selfrag_jax.memory.scoring import ordered_dot
 from selfrag_jax.memory.state import (
   clear,
   delete,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from selfrag_jax.memory.records import Recency
-from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.memory.topk_numpy import search_numpy
 
 D = 6
 

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from selfrag_jax.memory import topk
-from selfrag_jax.memory.similarity import search_numpy
 from selfrag_jax.memory.state import delete, dequantize, init_memory, partition_specs, write
 from selfrag_jax.memory.topk import search
+from selfrag_jax.memory.topk_numpy import search_numpy
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
 METRICS = ["cosine", "dot"]

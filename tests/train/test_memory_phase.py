@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.generate.augment import memory_tokens
-from selfrag_jax.memory.similarity import search_numpy
+from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params

@@ -1,13 +1,11 @@
-"""Similarity and top-k in numpy, without JAX: the twin of `topk.search`, and the fast path of small stores."""
+"""The similarity of a query to the rows of a memory: one definition, for numpy and for JAX."""
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:  # importing it imports JAX
-  from selfrag_jax.memory.state import MemoryState
   from selfrag_jax.typing import ArrayLike
 
 Metric = Literal["cosine", "dot"]
@@ -20,44 +18,6 @@ class SearchResult(NamedTuple):
 
   scores: "ArrayLike"  # f32[B, k], similarity: higher is better
   slots: "ArrayLike"  # int32[B, k]
-
-
-def search_numpy(
-  state: "MemoryState | Mapping[str, Any]",
-  queries: "ArrayLike",
-  k: int,
-  *,
-  group_ids: "ArrayLike | None" = None,
-  bias: "ArrayLike | None" = None,
-  metric: Metric = "cosine",
-) -> SearchResult:
-  """Do what `topk.search` does, in numpy: score every row with `ordered_dot`, sort.
-
-  `state` is a MemoryState or a mapping with `embeddings` [C, D] and, if they are needed, `scales`, `valid` and
-  `group_ids` [C]. Runs no JAX operation.
-  """
-  fields = state if isinstance(state, Mapping) else vars(state)
-  rows, queries = np.asarray(fields["embeddings"]), np.asarray(queries)
-  check(rows, queries, k, group_ids, bias, metric)
-  C, dtype = rows.shape[0], np.promote_types(rows.dtype, np.float32)
-  rows, queries = rows.astype(dtype), queries.astype(dtype)
-  if "scales" in fields:
-    rows *= np.asarray(fields["scales"])[:, None]
-  allowed = np.asarray(fields.get("valid", np.ones(C, bool)))[None, :]
-  if group_ids is not None:
-    allowed = allowed & (np.asarray(fields["group_ids"])[None, :] == np.asarray(group_ids)[:, None])
-
-  scores = np.empty((len(queries), C), dtype)
-  for b, query in enumerate(queries):  # one query at a time: the products of all of them are B times the memory
-    scores[b] = ordered_dot(rows, query[None, :], np)
-  if metric == "cosine":
-    query_norms, norms = (np.sqrt(ordered_dot(x, x, np)) for x in (queries, rows))
-    scores = cosine(scores, query_norms[:, None] * norms[None, :], np)
-  if bias is not None:
-    scores += np.asarray(bias, dtype)[None, :]
-  scores = only(scores, allowed, np)
-  best = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
-  return pad(SearchResult(np.take_along_axis(scores, best, 1), best), k, np)
 
 
 def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
@@ -84,7 +44,7 @@ def cosine(dots, norms, xp: ModuleType):
   return xp.where(norms == 0, 0, dots / xp.where(norms == 0, 1, norms))
 
 
-def only(scores, allowed, xp: ModuleType):
+def mask_scores(scores, allowed, xp: ModuleType):
   """Turn what is not allowed and what is not a number (top-k would rank it first) into -inf, and -0.0 into 0.0."""
   return xp.where(allowed & ~xp.isnan(scores), xp.where(scores == 0, 0, scores), -xp.inf)
 
@@ -103,7 +63,7 @@ def check_k(k: Any, name: str = "k") -> int:
   return int(k)
 
 
-def check(rows, queries, k, group_ids, bias, metric) -> None:
+def validate_search(rows, queries, k, group_ids, bias, metric) -> None:
   """Raise ValueError for arguments of a search that do not fit; it names the fix."""
   if queries.ndim != 2 or queries.shape[1] != rows.shape[1]:
     raise ValueError(f"queries {queries.shape} must be [B, {rows.shape[1]}]: embed them with the memory's encoder")
