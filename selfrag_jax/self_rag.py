@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, inside, memory_tokens
+from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.rollout import Found
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
@@ -22,7 +22,8 @@ from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.text.rows import bucket, check_ordinary, encode, input_rows, padded
+from selfrag_jax.ragged import length_mask, pad_to_powers, power_of_two
+from selfrag_jax.text.rows import check_ordinary, encode, input_rows
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -158,8 +159,9 @@ class SelfRAGModel:
   def forward_embed_only(self, inputs: Inputs) -> Array:
     """Return the hidden states [B, T, D] of the inputs, T the longest of them, without the head."""
     rows = self._rows(inputs)
-    tokens, lengths = padded(rows)
-    return _hidden_jit(self.model, self.params, tokens, inside(tokens, lengths))[: len(rows), : max(map(len, rows))]
+    tokens, lengths = pad_to_powers(rows)
+    hidden = _hidden_jit(self.model, self.params, tokens, length_mask(lengths, tokens.shape[1], jnp))
+    return hidden[: len(rows), : max(map(len, rows))]
 
   def embed(self, inputs: Inputs) -> np.ndarray:
     """Embed inputs as f32 [B, D]; those embedded before with these parameters come from a cache."""
@@ -168,7 +170,7 @@ class SelfRAGModel:
     new = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in self._cache]
     for start in range(0, len(new), self._BATCH):
       names, values = zip(*new[start : start + self._BATCH], strict=True)
-      tokens, lengths = padded(values)
+      tokens, lengths = pad_to_powers(values)
       embedded = _embed_jit(self.model, self.params, tokens, lengths, ids=self._ids, pooling=self.config.embed_pooling)
       self._cache.update(zip(names, np.asarray(embedded, np.float32), strict=False))
     out = np.stack([self._cache[key] for key in keys])
@@ -201,7 +203,7 @@ class SelfRAGModel:
     retrieved = self._remembered(rows, use_memory)
     time = max(map(len, rows))
     augmented = self._augmented(rows, retrieved)
-    logits = _logits_jit(self.model, self.params, *augmented, time=bucket(time))[: len(rows), :time]
+    logits = _logits_jit(self.model, self.params, *augmented, time=power_of_two(time))[: len(rows), :time]
     if labels is None:
       return Output(logits, None, retrieved)
     if [len(row) for row in labels] != [len(row) for row in rows]:
@@ -311,12 +313,12 @@ class SelfRAGModel:
     """Compact chunks and inputs on the device; the batch is padded."""
     if len(retrieved) != len(rows):
       raise ValueError(f"{len(retrieved)} lists of chunks for {len(rows)} inputs: give one for each")
-    tokens, lengths = padded(rows)
+    tokens, lengths = pad_to_powers(rows)
     k = max((len(chunks) for chunks in retrieved), default=0)
     if not k:
       return jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros_like(jnp.asarray(lengths))
     # few shapes, but no room for a top_k that the memory cannot fill
-    k, size = max(k, min(self.config.top_k, bucket(max(k, 16)))), self.config.chunk_size
+    k, size = max(k, min(self.config.top_k, power_of_two(max(k, 16)))), self.config.chunk_size
     shape = (len(tokens), k)
     found = Found(np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32))
     for i, chunks in enumerate(retrieved):

@@ -11,7 +11,7 @@ import selfrag_jax.textgrad as tg
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.model.lm import unstack
-from selfrag_jax.tasks.search import pad_rows
+from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 from selfrag_jax.train.load import LoadedModel, load_model
@@ -54,7 +54,7 @@ class ChatModel:
     answers: dict[int, Answer] = {}
     for start in range(0, len(by_length), batch_size):
       part = by_length[start : start + batch_size]
-      width = -(-len(prompts[part[-1]]) // BUCKET) * BUCKET
+      width = round_up(len(prompts[part[-1]]), BUCKET)
       tokens, lengths = pad_rows([prompts[i] for i in part] + [[]] * (batch_size - len(part)), width)
       written = _complete(
         self._config,

@@ -25,10 +25,10 @@ from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
+from selfrag_jax.ragged import length_mask, pad_rows, round_up
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
-from selfrag_jax.tasks.search import pad_rows
 from selfrag_jax.train.settings import DocumentsConfig, read_config, settings
 
 CHECKED = {"model": str, "data": FilesPath, "documents": DocumentsConfig}
@@ -192,8 +192,8 @@ def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion])
   embed_jit = jax.jit(embed)
 
   def vectors(rows):
-    tokens, lengths = pad_rows(rows, -(-max(map(len, rows)) // BUCKET) * BUCKET)
-    return np.asarray(embed_jit(bag, tokens, np.arange(tokens.shape[1])[None, :] < lengths[:, None]))
+    tokens, lengths = pad_rows(rows, round_up(max(map(len, rows)), BUCKET))
+    return np.asarray(embed_jit(bag, tokens, length_mask(lengths, tokens.shape[1], np)))
 
   def retrieve(question, documents):
     rows, query = vectors([ids[text] for text in documents]), vectors([tokenizer.encode(question.question)])

@@ -12,8 +12,9 @@ from selfrag_jax.generate.rollout import Found, compact
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.text.tokenizer import Tokenizer
-from selfrag_jax.typing import Array, ArrayLike, Params
+from selfrag_jax.typing import Array, Params
 
 Pooling = Literal["mean", "last", "cls"]
 Order = Literal["score", "reverse", "edges", "position"]
@@ -43,7 +44,7 @@ def embed(
   if pooling == "cls":
     tokens = jnp.pad(tokens, ((0, 0), (0, 1))).at[jnp.arange(len(tokens)), lengths].set(ids.sep)
     lengths = lengths + 1
-  hidden = hidden_states(model, params, tokens, inside(tokens, lengths))
+  hidden = hidden_states(model, params, tokens, length_mask(lengths, tokens.shape[1], jnp))
   position, last = jnp.arange(tokens.shape[1])[None, :], (lengths - 1)[:, None]
   chosen = position <= last if pooling == "mean" else position == last
   return mean_pool(hidden, chosen & (lengths_B > 0)[:, None])
@@ -71,12 +72,12 @@ def augment(
   marked = ids is not None
   mem, sep = ids or (0, 0)
   marks = jnp.full((batch, k, 1), mem, jnp.int32)
-  filled = exists[:, :, None] & (jnp.arange(size)[None, None, :] < sizes[:, :, None])
+  filled = exists[:, :, None] & length_mask(sizes, size, jnp)
   pieces = jnp.concatenate([marks, chunks], axis=2).reshape(batch, -1)
   valid = jnp.concatenate([exists[:, :, None] & marked, filled], axis=2).reshape(batch, -1)
   separated = exists.any(axis=1, keepdims=True) & marked
   whole = jnp.concatenate([pieces, jnp.full((batch, 1), sep, jnp.int32), tokens_BxT], axis=1)
-  valid = jnp.concatenate([valid, separated, inside(tokens_BxT, lengths_B)], axis=1)
+  valid = jnp.concatenate([valid, separated, length_mask(lengths_B, tokens_BxT.shape[1], jnp)], axis=1)
   tokens, lengths = compact(whole, valid, whole.shape[1])
   return tokens, lengths, lengths - lengths_B
 
@@ -85,12 +86,7 @@ def input_logits(
   model: ModelConfig, params: Params, tokens_BxS: Array, lengths_B: Array, starts_B: Array, time: int
 ) -> Array:
   """Return the logits [B, time, V] of the input part of augmented rows, which begins at `starts_B`."""
-  hidden = hidden_states(model, params, tokens_BxS, inside(tokens_BxS, lengths_B))
+  hidden = hidden_states(model, params, tokens_BxS, length_mask(lengths_B, tokens_BxS.shape[1], jnp))
   at = jnp.minimum(starts_B[:, None] + jnp.arange(time)[None, :], tokens_BxS.shape[1] - 1)
   hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
   return jnp.asarray(LM(model).apply(params, hidden, method="logits"))
-
-
-def inside(tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-  """Return which tokens of right-padded rows [B, T] are real."""
-  return jnp.arange(tokens_BxT.shape[1])[None, :] < jnp.asarray(lengths_B)[:, None]

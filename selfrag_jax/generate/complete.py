@@ -9,6 +9,7 @@ from selfrag_jax.generate.sampling import SamplingConfig, sample
 from selfrag_jax.model.cache import init_cache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
+from selfrag_jax.ragged import last_entries
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 MOST_NEW = 1 << 20  # tokens; the cache has room for all of them from the start
@@ -52,7 +53,7 @@ def complete(
   batch, time = prompts_BxT.shape
   cache = init_cache(model, batch, time + max_new_tokens)
   hidden, cache = lm.apply(params, prompts_BxT, lengths_B, cache, method="extend")
-  hidden = jnp.take_along_axis(jnp.asarray(hidden), jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)[:, 0]
+  hidden = last_entries(jnp.asarray(hidden), lengths_B, jnp)
   stops = jnp.asarray(stop_ids, jnp.int32)
 
   def step(carry):

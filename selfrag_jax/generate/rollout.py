@@ -23,6 +23,7 @@ from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import Cache, init_cache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
+from selfrag_jax.ragged import last_entries, length_mask
 from selfrag_jax.text.special import MAX_DOCUMENTS
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
@@ -150,7 +151,7 @@ def document_block(found: Found, control: ControlTokens, width: int) -> tuple[Ar
   batch, k, size = found.tokens.shape
   column = lambda ids: jnp.broadcast_to(jnp.asarray(ids, jnp.int32)[None, :, None], (batch, k, 1))
   exists = (found.slots >= 0)[:, :, None]
-  body = exists & (jnp.arange(size)[None, None, :] < found.lengths[:, :, None])
+  body = exists & length_mask(found.lengths, size, jnp)
   pieces = jnp.concatenate([column(control.doc_start[:k]), found.tokens, column(control.doc_end[:k])], axis=2)
   valid = jnp.concatenate([exists, body, exists], axis=2)
   edge = lambda token: jnp.full((batch, 1), token, jnp.int32)
@@ -184,7 +185,7 @@ def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _S
   """Read the prompts (right-padded) into fresh caches of `size` tokens."""
   batch, time = prompts_BxT.shape
   hidden, cache = policy.apply(prompts_BxT, lengths_B, init_cache(policy.model, batch, size), method="extend")
-  real = jnp.arange(time)[None, :] < lengths_B[:, None]
+  real = length_mask(lengths_B, time, jnp)
   tokens = jnp.full((batch, size), policy.control.pad, jnp.int32)
   zeros = jnp.zeros((batch,), jnp.int32)
   return _State(
@@ -192,16 +193,12 @@ def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _S
     sampled=jnp.zeros((batch, size), bool),
     log_probs=jnp.zeros((batch, size), jnp.float32),
     cache=cache,
-    hidden=_last(hidden, lengths_B),
+    hidden=last_entries(hidden, lengths_B, jnp),
     status=zeros,
     turn_start=lengths_B,
     searches=zeros,
     refused=jnp.zeros((batch,), bool),
   )
-
-
-def _last(hidden_BxTxD: Array, lengths_B: Array) -> Array:
-  return jnp.take_along_axis(hidden_BxTxD, jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)[:, 0]
 
 
 def _write(array_BxS: Array, positions_BxT: Array, values_BxT: Array) -> Array:
@@ -272,7 +269,7 @@ def append(policy: Policy, state: _State, found: Found, over_budget: Array) -> _
   return state.replace(
     tokens=_write(state.tokens, at, block),
     cache=cache,
-    hidden=jnp.where(searching[:, None], _last(hidden, lengths), state.hidden),
+    hidden=jnp.where(searching[:, None], last_entries(hidden, lengths, jnp), state.hidden),
     status=jnp.where(searching, RUNNING, state.status),
     # the forced opening of the answer is the first token of its turn
     turn_start=jnp.where(searching, cache.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),

@@ -12,6 +12,7 @@ from absl import logging
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.scoring import OVERSAMPLING, Metric, SearchResult, cosine, mask_scores, ordered_dot, pad
 from selfrag_jax.memory.table import Table
+from selfrag_jax.ragged import power_of_two
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
@@ -43,7 +44,7 @@ class Backend(Protocol):
 
 def at_most(k: int, table: Table) -> int:
   """Return k, but not far more than there are chunks: few values while a store grows, so few compilations."""
-  return min(k, len(table.valid), max(64, 1 << max(len(table.slots) - 1, 0).bit_length()))
+  return min(k, len(table.valid), max(64, power_of_two(len(table.slots))))
 
 
 class NumpyBackend:
@@ -113,7 +114,7 @@ class DeviceBackend:
   def search(self, table, queries, k, *, allowed, bias, metric) -> SearchResult:
     state, k = self.state(table), at_most(k, table)
     B, C = len(queries), len(state.valid)
-    padded = np.zeros((1 << (B - 1).bit_length(), queries.shape[1]), np.float32)  # few shapes, so few compilations
+    padded = np.zeros((power_of_two(B), queries.shape[1]), np.float32)  # few shapes, so few compilations
     padded[:B] = queries
     allowed, bias = (None if x is None else np.pad(x, (0, C - len(x))) for x in (allowed, bias))
     result = _programs().search(

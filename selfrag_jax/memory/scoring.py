@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from selfrag_jax.ragged import power_of_two
+
 if TYPE_CHECKING:  # importing it imports JAX
   from selfrag_jax.typing import ArrayLike
 
@@ -31,7 +33,7 @@ def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
   # numpy rounds twice; the select stands between them. (It also drops the sign of zero.)
   products = xp.where(products == 0, 0, products)
   width = products.shape[-1]
-  padding = (1 << (width - 1).bit_length()) - width
+  padding = power_of_two(width) - width
   total = xp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, padding)])
   while total.shape[-1] > 1:
     half = total.shape[-1] // 2

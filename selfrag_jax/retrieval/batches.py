@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from selfrag_jax.ragged import pad_rows, power_of_two
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 ROW_TOKENS = 8192  # of a batch, padding included
@@ -43,14 +44,12 @@ def embed_by_length(
     while size > 1 and size * rounded(len(rows[order[min(start + size, len(order)) - 1]])) > ROW_TOKENS:
       size //= 2
     left = min(size, len(order) - start)
-    batch = 1 << (left - 1).bit_length()
+    batch = power_of_two(left)
     if 4 * left < 3 * batch:  # 18 rows are 16 and 2, not 32 of which 14 are empty
       batch //= 2
     part = order[start : start + batch]
-    tokens = np.zeros((batch, rounded(len(rows[part[-1]]))), np.int32)
-    lengths = np.zeros(len(tokens), np.int32)
-    for at, i in enumerate(part):
-      tokens[at, : len(rows[i])], lengths[at] = rows[i], len(rows[i])
+    fill = [()] * (batch - len(part))
+    tokens, lengths = pad_rows([*(rows[i] for i in part), *fill], rounded(len(rows[part[-1]])))
     out[part] = np.asarray(embed(tokens, lengths))[: len(part)]
     start += len(part)
     _report.get()(len(part))

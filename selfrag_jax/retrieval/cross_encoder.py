@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.model.stored import check_export
+from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.retrieval import bert
 from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.retrieval.bert import Bert, BertConfig
@@ -28,7 +29,7 @@ QUERY_TOKENS = 64  # of a query; the document has the rest of the row
 def score(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike, closing: int) -> Array:
   """Score right-padded pairs `[CLS] query [SEP] document [SEP]`, f32 [B]; `closing` is the id of `[SEP]`."""
   tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
-  mask = jnp.arange(tokens.shape[1])[None] < jnp.maximum(lengths, 1)[:, None]
+  mask = length_mask(jnp.maximum(lengths, 1), tokens.shape[1], jnp)
   closes = tokens == closing
   types = (jnp.cumsum(closes, axis=1) - closes > 0).astype(jnp.int32)  # 1 behind the first [SEP]
   scores: Any = Bert(config).apply(params, tokens, mask, types)
@@ -65,7 +66,7 @@ class CrossEncoder:
       read = lambda params, *batch: score(self.config, params, *batch, self._closing)[:, None]
       self._spread = Spread(read, self.params)
     longest = self.config.max_tokens
-    rounded = lambda length: min(-(-length // STEP) * STEP, max(longest, length))
+    rounded = lambda length: min(round_up(length, STEP), max(longest, length))
     return embed_by_length(rows, self._spread, 1, rounded)[:, 0]
 
   def pairs(self, queries: Sequence[str], texts: Sequence[str]) -> list[list[int]]:

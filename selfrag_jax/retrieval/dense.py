@@ -12,6 +12,7 @@ from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.records import check_rows
 from selfrag_jax.memory.table import Change, Table
+from selfrag_jax.ragged import length_mask, power_of_two
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import SHARD, Document
@@ -69,12 +70,11 @@ class TokenBagEncoder:
       counts = {} if self.frequency is None else {"document_frequency": self.frequency, "n_documents": self.n_texts}
       self._bag = token_bag.init_token_bag(self.buckets, self.width, **counts), jax.jit(token_bag.embed)
     bag, embed = self._bag
-    inside = lambda tokens, lengths: np.arange(tokens.shape[1])[None] < lengths[:, None]
     return embed_by_length(
       [self._ids(text) for text in texts],
-      lambda tokens, lengths: embed(bag, tokens, inside(tokens, lengths)),
+      lambda tokens, lengths: embed(bag, tokens, length_mask(lengths, tokens.shape[1], np)),
       self.width,
-      lambda length: 1 << max(length - 1, 0).bit_length(),
+      power_of_two,
     )
 
   def buckets_of(self, text: str) -> set[int]:
@@ -159,7 +159,7 @@ class DenseRetriever(BaseRetriever):
     self._buckets = None
     held = 0 if self._table is None else len(self._table.slots)
     if self._table is None or held + len(ids) > len(self._table.valid):
-      old, size = self._table, max(SMALLEST, 1 << (held + len(ids) - 1).bit_length())
+      old, size = self._table, max(SMALLEST, power_of_two(held + len(ids)))
       self._table, self._backend = Table(size, vectors.shape[1], 0), make_backend(self.settings["backend"])
       if old is not None:
         self._table.restore(*old.contents(), added=held)

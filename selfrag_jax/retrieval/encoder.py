@@ -12,6 +12,7 @@ from selfrag_jax import files
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
 from selfrag_jax.model.stored import check_export
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.retrieval import bert
 from selfrag_jax.retrieval.bert import Bert, BertConfig
 from selfrag_jax.retrieval.lm import LMEncoder
@@ -28,7 +29,7 @@ EXPECTED = "the config of a BERT or a language model as transformers writes it"
 def embed(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
   """Embed right-padded rows as unit vectors f32 [B, D]: the mean of their states; an empty row is 0."""
   tokens_BxT, lengths_B = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
-  mask = jnp.arange(tokens_BxT.shape[1])[None] < lengths_B[:, None]
+  mask = length_mask(lengths_B, tokens_BxT.shape[1], jnp)
   # rows that only fill the batch attend to something, so that no state is NaN
   states = Bert(config).apply(params, tokens_BxT, mask | (lengths_B == 0)[:, None])
   # sums of up to 512 states, and norms, in float32

@@ -19,6 +19,7 @@ from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
+from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.text_encoder import STEP, TextEncoder, computed_in, unit
@@ -144,7 +145,7 @@ class Likelihood:
       passage = self.tokenizer.encode(f"Passage: {document.text}")[: self.max_tokens]
       rows.append([*passage, *self.tokenizer.encode("\nA question about this passage:"), *asked])
     read = partial(query_likelihood, self.config, self.params, asked=len(asked), vocab_size=self.vocab_size)
-    return embed_by_length(rows, lambda *row: read(*row)[:, None], 1, lambda n: -(-n // STEP) * STEP)[:, 0]
+    return embed_by_length(rows, lambda *row: read(*row)[:, None], 1, lambda n: round_up(n, STEP))[:, 0]
 
 
 @partial(jax.jit, static_argnames=("config", "asked", "vocab_size"))
@@ -153,7 +154,7 @@ def query_likelihood(
 ) -> Array:
   """Return the mean log-probability of the last `asked` tokens of right-padded rows, f32 [B]."""
   tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
-  mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+  mask = length_mask(lengths, tokens.shape[1], jnp)
   hidden = hidden_states(config, params, tokens, mask)
   targets = jnp.maximum(lengths[:, None] - asked, 1) + jnp.arange(asked)[None]
   # the head, whose vocabulary is most of the cost, sees the states before the query alone

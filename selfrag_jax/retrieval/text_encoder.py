@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.ragged import round_up
 from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
@@ -65,7 +66,7 @@ class TextEncoder(abc.ABC):
     return other
 
   def _rounded(self, length: int) -> int:
-    return min(-(-max(length, 1) // STEP) * STEP, max(self.max_tokens, length))
+    return min(round_up(max(length, 1), STEP), max(self.max_tokens, length))
 
 
 def unit(rows_BxD: Array) -> Array:

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.tasks.search import Indices, pad_rows
+from selfrag_jax.ragged import pad_rows
+from selfrag_jax.tasks.search import Indices
 from selfrag_jax.text.tokenizer import WordTokenizer
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from selfrag_jax.metrics.answers import normalize_answer
+from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.datasets import QAFolder, Question
 from selfrag_jax.tasks.search import (
   NOTICE,
@@ -20,7 +21,6 @@ from selfrag_jax.tasks.search import (
   Indices,
   Questions,
   ShuffledEpochs,
-  pad_rows,
 )
 from selfrag_jax.text.chat import CHATML, ChatTemplate, document_body, render_for_completion
 from selfrag_jax.text.tokenizer import Tokenizer

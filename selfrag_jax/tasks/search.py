@@ -108,13 +108,3 @@ class ShuffledEpochs:
 
   def _shuffled(self, epoch: int) -> np.ndarray:
     return np.random.default_rng([*self._seed, epoch]).permutation(len(self._items))
-
-
-def pad_rows(rows: Sequence[Sequence[int]], width: int, pad: int = 0) -> tuple[np.ndarray, np.ndarray]:
-  """Stack ragged id lists as (int32 [N, width], lengths int32 [N]). Raises ValueError for a row longer than `width`."""
-  lengths = np.array([len(row) for row in rows], np.int32)
-  if len(rows) and lengths.max() > width:
-    raise ValueError(f"a row of {lengths.max()} tokens does not fit into {width}")
-  tokens = np.full((len(rows), width), pad, np.int32)
-  tokens[np.arange(width)[None, :] < lengths[:, None]] = np.concatenate([*rows, []]).astype(np.int32)
-  return tokens, lengths

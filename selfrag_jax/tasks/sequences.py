@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfrag_jax.ragged import kept_first, length_mask
 from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
 from selfrag_jax.tasks.search import Indices
 
@@ -75,10 +76,10 @@ def fact_text(
   asked = np.take_along_axis(asked, order[:, :, None], axis=1)
   first = task.first_determined if split == "train" else lists.questions.shape[2]
   predicted = np.broadcast_to(np.arange(asked.shape[2]) >= first, asked.shape)
-  real = np.arange(lists.facts.shape[2]) < lists.lengths[:, :, None]
+  real = length_mask(lists.lengths, lists.facts.shape[2], np)
   whole = lambda facts, asked: np.concatenate([facts.reshape(rows, -1), asked.reshape(rows, -1)], axis=1)
   real, mask = whole(real, np.ones_like(asked, bool)), whole(np.zeros_like(real), predicted)
-  to_front = np.argsort(~real, axis=1, kind="stable")
+  to_front = kept_first(real, np)
   columns = {"tokens": whole(lists.facts, asked), "segment_ids": real.astype(np.int32), "mask": mask}
   return {name: np.take_along_axis(column, to_front, axis=1) for name, column in columns.items()}
 

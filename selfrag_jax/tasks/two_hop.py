@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from selfrag_jax.tasks.search import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES, pad_rows
+from selfrag_jax.ragged import pad_rows
+from selfrag_jax.tasks.search import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
 from selfrag_jax.text.tokenizer import Tokenizer
 
 # fmt: off

@@ -1,9 +1,7 @@
-"""Texts and token ids as rows that a model may read: encoded, checked, padded."""
+"""Texts and token ids as rows that a model may read: encoded and checked."""
 
 import operator
 from collections.abc import Sequence
-
-import numpy as np
 
 from selfrag_jax.text.tokenizer import Tokenizer
 
@@ -40,17 +38,3 @@ def check_ordinary(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
       raise ValueError(f"the token id {token} is the control token {control[token]}")
     if not 0 <= token < tokenizer.vocab_size:
       raise ValueError(f"the token id {token} is none of the {tokenizer.vocab_size} of the tokenizer {tokenizer.name}")
-
-
-def bucket(n: int) -> int:
-  """Return the power of two that holds n: few shapes, so few programs."""
-  return 1 << (n - 1).bit_length()
-
-
-def padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Pad rows to powers of two: int32 [B, T] and lengths int32 [B], 0 for rows that only fill the batch."""
-  tokens = np.zeros((bucket(len(rows)), bucket(max(map(len, rows)))), np.int32)
-  lengths = np.zeros(len(tokens), np.int32)
-  for i, row in enumerate(rows):
-    tokens[i, : len(row)], lengths[i] = row, len(row)
-  return tokens, lengths

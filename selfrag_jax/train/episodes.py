@@ -29,6 +29,7 @@ from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.search import Corpus, Indices, Questions, SearchTask
 from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
@@ -189,7 +190,9 @@ class Player:
     corpus = self.task.corpus("train", [0])
     if self.memory_config.encoder == "lm" and self._encoder_params is not None:
       keys = jnp.asarray(corpus.keys)
-      return init_lm_encoder(self.model, self._encoder_params, keys, _inside(keys, corpus.key_lengths))
+      return init_lm_encoder(
+        self.model, self._encoder_params, keys, length_mask(corpus.key_lengths, keys.shape[1], jnp)
+      )
     keys = [key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
     return init_token_bag(
       self.model.padded_vocab,
@@ -208,7 +211,7 @@ class Player:
 
   def _build_memory(self, encoder: TokenBag | LMEncoder, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
     corpus, real = inputs
-    inside = _inside(corpus.keys, corpus.key_lengths)
+    inside = length_mask(corpus.key_lengths, corpus.keys.shape[1], jnp)
     # in parts: what a key looks like on its way through the encoder is a thousand times its embedding
     one = lambda key: encode(encoder, key[0][None], key[1][None])[0]
     embedded = jax.lax.map(one, (jnp.asarray(corpus.keys), inside), batch_size=EMBED_BATCH)
@@ -262,10 +265,6 @@ def evaluate(
       episodes = player.play(params, split, indices, greedy, key, kind=kind)
     parts.append(Scores(*(column[: n - start] for column in player.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def _inside(tokens: ArrayLike, lengths: ArrayLike) -> jax.Array:
-  return jnp.arange(tokens.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
 
 
 def fetch(tree: Any) -> Any:

@@ -18,6 +18,7 @@ from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
+from selfrag_jax.ragged import kept_first
 from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.sequences import Sequences
 from selfrag_jax.typing import Array, ArrayLike, Params
@@ -161,5 +162,4 @@ def _chunks_at(batch: Sequences, slots_RxK: ArrayLike) -> Found:
 def _without(slots_RxK: Array, known_RxH: Array) -> Array:
   """Return the slots of each row that are not among the known ones, in their order, and -1 behind."""
   is_known = (slots_RxK[:, :, None] == known_RxH[:, None, :]).any(axis=2)
-  order = jnp.argsort(is_known, axis=1, stable=True)
-  return jnp.take_along_axis(jnp.where(is_known, -1, slots_RxK), order, axis=1)
+  return jnp.take_along_axis(jnp.where(is_known, -1, slots_RxK), kept_first(~is_known, jnp), axis=1)

@@ -14,7 +14,7 @@ from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.tasks.search import pad_rows
+from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import make_optimizer

@@ -17,6 +17,7 @@ from selfrag_jax.generate.rollout import Rollout, RolloutConfig
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search import permuted
 from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
@@ -117,7 +118,7 @@ class Refrag(GradientPhase):
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *reference: Params) -> LossSums:
     tokens = batch["tokens"]
-    segment_ids = (jnp.arange(tokens.shape[1])[None, :] < batch["lengths"][:, None]).astype(jnp.int32)
+    segment_ids = length_mask(batch["lengths"], tokens.shape[1], jnp).astype(jnp.int32)
     temperature = self._rollout.sampling.temperature
     log_probs = lambda p: sequence_log_probs(self._model, p, tokens, segment_ids, temperature=temperature)
     return policy_loss(

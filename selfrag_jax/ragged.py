@@ -1,0 +1,56 @@
+"""Rows of different lengths in one array, padded on the right: masks, last entries, padding, few widths.
+
+What computes on arrays takes its module as `xp`, jax.numpy or numpy.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # importing it imports JAX
+  from selfrag_jax.typing import ArrayLike
+
+
+def length_mask(lengths: "ArrayLike", width: int, xp: ModuleType) -> Any:
+  """Return which entries of rows of these lengths [...] are real, bool [..., width]."""
+  lengths = xp.asarray(lengths)
+  return xp.arange(width)[(None,) * lengths.ndim] < lengths[..., None]
+
+
+def last_entries(rows_BxTxD: "ArrayLike", lengths_B: "ArrayLike", xp: ModuleType) -> Any:
+  """Return the last real entry of each row [B, D]; of an empty row the first."""
+  at = xp.maximum(xp.asarray(lengths_B) - 1, 0)
+  return xp.take_along_axis(xp.asarray(rows_BxTxD), at[:, None, None], axis=1)[:, 0]
+
+
+def kept_first(keep_BxT: "ArrayLike", xp: ModuleType) -> Any:
+  """Return the order int [B, T] that puts what is kept of each row before the rest, both in their order."""
+  return xp.argsort(~xp.asarray(keep_BxT), axis=1, stable=True)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], width: int, pad: int = 0) -> tuple[np.ndarray, np.ndarray]:
+  """Stack ragged id lists as (int32 [N, width], lengths int32 [N]). Raises ValueError for a row longer than `width`."""
+  lengths = np.array([len(row) for row in rows], np.int32)
+  if len(rows) and lengths.max() > width:
+    raise ValueError(f"a row of {lengths.max()} tokens does not fit into {width}")
+  tokens = np.full((len(rows), width), pad, np.int32)
+  tokens[length_mask(lengths, width, np)] = np.concatenate([*rows, []]).astype(np.int32)
+  return tokens, lengths
+
+
+def pad_to_powers(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Pad rows to powers of two: int32 [B, T] and lengths int32 [B], 0 for rows that only fill the batch."""
+  missing = power_of_two(len(rows)) - len(rows)
+  return pad_rows([*rows, *[()] * missing], power_of_two(max(map(len, rows))))
+
+
+def power_of_two(n: int) -> int:
+  """Return the smallest power of two that holds n: few shapes, so few compiled programs."""
+  return 1 << max(n - 1, 0).bit_length()
+
+
+def round_up(n: int, multiple: int) -> int:
+  """Return the smallest multiple that holds n."""
+  return -(-n // multiple) * multiple
