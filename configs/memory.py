@@ -12,17 +12,13 @@ from typing import Any
 import ml_collections
 
 from configs import pretrain
-from configs.pretrain import ONE_QUESTION
-from selfrag_jax.tasks.facts import WORDINGS
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
   config = pretrain.get_config(variant)
   config.workdir = f"runs/memory_{variant}"
-  # nats, for the phase after it; 4.2 is chance
-  needed = 0.0 if variant not in WORDINGS else 1.5 if variant == "two_fact" else 1.0
-  config.memory = phase(variant, steps=400 if variant in ONE_QUESTION else 150, needed_loss=needed)
+  config.memory = phase(variant, pretrain.STEPS[variant][1], pretrain.NEEDED[variant][1])
   return config
 
 
@@ -31,7 +27,7 @@ def phase(variant: str, steps: int, needed_loss: float = 0.0) -> dict[str, Any]:
   return {
     "temperature": 0.05,
     "steps": steps,
-    "batch_size": 32 if variant in ONE_QUESTION else 8,  # contexts
+    "batch_size": 32 if variant in pretrain.ONE_QUESTION else 8,  # contexts
     "needed_loss": needed_loss,
     **pretrain.optimizer("adamw", 2e-3),
   }
