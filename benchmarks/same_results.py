@@ -64,16 +64,14 @@ def main(_) -> None:
 
 def command(name: str, folder: Path) -> list[str]:
   """Return the command of a run, which leaves its checkpoints in `folder`/run."""
+  from selfrag_jax.retrieval.beir import EXAMPLE
+
   launcher, config, phases, changes = COMMANDS[name]
   arguments = [f"--config=configs/{config}", f"--workdir={folder / 'run'}"]
   arguments += [f"--config.{phase}.steps={STEPS.value}" for phase in phases]
   arguments += [f"--config.{change}" for change in changes]
-  if config.endswith(":text"):
-    arguments += [f"--config.data.path={ROOT / 'LICENSE'}"]
-  elif name in ("encoder", "rerank"):
-    from selfrag_jax.retrieval.beir import EXAMPLE
-
-    arguments += [f"--config.data.path={EXAMPLE}"]
+  if name in ("text", "encoder", "rerank"):
+    arguments += [f"--config.data.path={EXAMPLE / 'corpus.jsonl' if name == 'text' else EXAMPLE}"]
   return [sys.executable, f"launch/{launcher}.py", *arguments]
 
 

@@ -125,12 +125,15 @@ def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
   p = tg.Variable("be brief", role_description=ROLE)
   config = tg.RagConfig(k=32)  # more than there is room for
   model, optimizer = tg.BlackboxLLM(engine, p), tg.TGD([p], engine=engine, use_gradient_rag=True, rag=config)
-  prompts, waiting = [], list(planted)
+  prompts, past, waiting = [], [], list(planted)
   for n in range(3, 10_003, 3):
     cases = [waiting.pop(0) if n % 999 == 0 and waiting else talk(), talk(), talk()]
-    learn(optimizer, model, engine, cases)
+    (update,) = learn(optimizer, model, engine, cases)
+    past.append(sum(map(estimate_tokens, update.past.lines)))
   assert waiting == []
-  assert max(prompts) <= prompts[0] + config.past_tokens  # nothing was known at first
+  assert 0.9 * config.past_tokens < max(past) <= config.past_tokens
+  rest = [prompt - shown for prompt, shown in zip(prompts, past, strict=True)]
+  assert max(rest) <= 1.05 * rest[0]  # the past alone grows; nothing was known at first
   assert len(optimizer.store) >= 10_000
   for sample, critique in planted.items():
     learn(optimizer, model, engine, [sample.replace(" at ", " before ")])
@@ -143,7 +146,7 @@ def learn(optimizer, model, engine, cases):
   wrong = tg.StringBasedFunction(lambda answer: "this is not right", "tells whether it is right")
   answers = [model(tg.Variable(case, requires_grad=False, role_description="case")) for case in cases]
   tg.sum([wrong({"answer": answer}) for answer in answers]).backward(engine)
-  optimizer.step()
+  return optimizer.step()
 
 
 def test_each_failing_case_finds_its_own_past():
