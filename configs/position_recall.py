@@ -25,7 +25,7 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   config = memory.get_config(variant)
   config.experiment = "position_recall"
   config.workdir = f"runs/position_recall_{variant}"
-  config.position_recall = memory.phase(variant, pretrain.STEPS[variant][2])
+  config.position_recall = memory.phase(variant, pretrain.STEPS[variant].position_recall)
   config.full_context = {
     "text": ((16,), (64,), (64, 16)),  # free recall of all facts, and a running span of the last 16
     "models": pretrain.MODELS,

@@ -4,7 +4,7 @@ python launch/train.py --config=configs/pretrain.py                    lists of 
 python launch/train.py --config=configs/pretrain.py:sentence           any variant of selfrag_jax/tasks/facts.py
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -16,13 +16,29 @@ MODELS = {
   "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
 }
 ONE_QUESTION = tuple(variant for variant in WORDINGS if variant not in ASKABLE)  # about a list or a context
-# steps of the three phases, and the validation losses in nats that the phases after the first two need: nobody learns
-# to use a memory who cannot read it. 4.2 is chance.
-STEPS = dict.fromkeys(WORDINGS, (1000, 150, 100)) | dict.fromkeys(ONE_QUESTION, (2000, 400, 150))
-STEPS |= {"paraphrase": (3000, 400, 150), "text": (500, 150, 100)}
-NEEDED = dict.fromkeys(WORDINGS, (0.1, 1.0)) | {"text": (0.0, 0.0)}
+
+
+class Steps(NamedTuple):
+  """How long each phase is."""
+
+  pretrain: int
+  memory: int
+  position_recall: int
+
+
+class Needed(NamedTuple):
+  """The validation losses, in nats, that the next phase needs; 4.2 is chance, 0 asks for nothing."""
+
+  pretrain: float
+  memory: float
+
+
+STEPS = dict.fromkeys(WORDINGS, Steps(1000, 150, 100)) | dict.fromkeys(ONE_QUESTION, Steps(2000, 400, 150))
+STEPS |= {"paraphrase": Steps(3000, 400, 150), "text": Steps(500, 150, 100)}
+# nobody learns to use a memory who cannot read it
+NEEDED = dict.fromkeys(WORDINGS, Needed(0.1, 1.0)) | {"text": Needed(0.0, 0.0)}
 # from one fact to another is learnt when the memory is there; a value before its name is seldom found in long lists
-NEEDED |= {"two_fact": (0.3, 1.5), "paraphrase": (0.3, 1.0)}
+NEEDED |= {"two_fact": Needed(0.3, 1.5), "paraphrase": Needed(0.3, 1.0)}
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
@@ -61,10 +77,10 @@ def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
         "contrastive_weight": 1.0,
       },
       "pretrain": {
-        "steps": STEPS[variant][0],
+        "steps": STEPS[variant].pretrain,
         "batch_size": 16,
         "valid_rows": 256,
-        "needed_loss": NEEDED[variant][0],
+        "needed_loss": NEEDED[variant].pretrain,
         **optimizer(),
       },
       "loop": {

@@ -41,7 +41,10 @@ KINDS = {
   "position_recall": Kind(
     position_recall,
     "position_recall.json",
-    re.compile(r"conditions\.\w+\.(accuracy|worst|u|range_upper)|wall_seconds"),
+    re.compile(
+      r"conditions\.\w+\.(accuracy|worst|u|range_upper)|middle\.\d+\.difference|recall_at_1\.\w+"
+      r"|phase_2_loss\.(gold|random|none)|wall_seconds"
+    ),
     ("conditions.memory.accuracy", "conditions.memory.worst", "conditions.memory_1024.accuracy",
      "conditions.memory_1024.worst", "conditions.head_tail.accuracy", "conditions.full_hybrid.accuracy",
      "conditions.full_mamba.accuracy", "conditions.full_transformer.accuracy"),
@@ -126,13 +129,35 @@ def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
           reports[group][name] = str(error)
           continue
       reports[group][name] = _read(folder / kind.report, kind)
-  summary = {group: summarize(of, next(iter(experiment[group].values())).kind) for group, of in reports.items()}
+  return publish(workdir, reports, {group: next(iter(runs.values())).kind for group, runs in experiment.items()})
+
+
+def read_done(workdir: epath.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, Kind]]:
+  """Read the reports that a folder has, by group and run, and of which kind each group is. ValueError for none."""
+  reports: dict[str, dict[str, Any]] = {}
+  kinds: dict[str, Kind] = {}
+  for kind in KINDS.values():
+    for path in sorted(epath.Path(workdir).glob(f"*/*/{kind.report}")):
+      group, name = path.parent.parent.name, path.parent.name
+      reports.setdefault(group, {})[name] = _read(path, kind)
+      kinds[group] = kind
+  if not reports:
+    raise ValueError(f"{workdir} has no report of a run; give the workdir of a sweep")
+  return reports, kinds
+
+
+def publish(
+  workdir: epath.PathLike, reports: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
+) -> dict[str, Any]:
+  """Write and print the summary of the reports of each group; a text in their place says why a run ended."""
+  workdir = epath.Path(workdir)
+  summary = {group: summarize(of, kinds[group]) for group, of in reports.items()}
   write_json(workdir / "sweep.json", summary)
   write_bytes_atomic(workdir / "sweep.csv", as_csv(summary).encode())
   figures.runs_of_groups(workdir, summary)
   for group, of in reports.items():
-    draw, done = next(iter(experiment[group].values())).kind.figure, [r for r in of.values() if not isinstance(r, str)]
-    if draw and done:
+    done = [report for report in of.values() if not isinstance(report, str)]
+    if done and (draw := kinds[group].figure):
       draw(workdir / f"{group}.png", done)
   print(table(summary))
   return summary

@@ -167,3 +167,16 @@ def test_the_config_has_fresh_seeds_for_every_headline():
   assert {f"position_recall_{variant}" for variant in WORDINGS} < groups.keys()
   assert all(run["data"]["seed"] == run["seed"] for runs in groups.values() for run in runs.values())
   assert min(run["seed"] for runs in groups.values() for run in runs.values()) >= 10  # those below served for tuning
+
+
+def test_what_is_done_is_summarised_without_a_run(runs, tmp_path):
+  _, made = runs
+  (tmp_path / "hops" / "seed1").mkdir(parents=True)
+  (tmp_path / "hops" / "seed1" / "report.json").write_text(json.dumps(search_report(0.7)))
+  summary = sweep.publish(tmp_path, *sweep.read_done(tmp_path))
+  assert made == []
+  assert {group: found["runs"] for group, found in summary.items()} == {"kv": 1, "hops": 1}
+  assert summary["kv"]["values"]["conditions.memory.worst"]["of_runs"] == [["seed0", 0.95]]
+  assert json.loads((tmp_path / "sweep.json").read_text()) == summary
+  with pytest.raises(ValueError, match="has no report of a run"):
+    sweep.read_done(tmp_path / "hops")

@@ -1,9 +1,9 @@
 """What earlier versions have written can be opened, holds what it held, and can be written to."""
 
-import importlib.util
 import tarfile
 from pathlib import Path
 
+import make_formats as make  # beside this file
 import numpy as np
 import pytest
 
@@ -14,9 +14,6 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
 
 HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("make_formats", HERE / "make.py")
-make = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(make)
 TEXTS = make.TEXTS
 
 

@@ -1,6 +1,6 @@
 """The folders and files that `test_formats.py` opens, of every format that this project writes.
 
-  python tests/formats/make.py FOLDER
+  python tests/formats/make_formats.py FOLDER
   tar czf tests/formats/NAME.tar.gz -C FOLDER .
 
 An archive stays as an earlier version wrote it. Add one when a format is meant to change, and keep the old ones.

@@ -1,0 +1,31 @@
+"""The headlines as far as they have been run: medians and ranges of the reports in a folder; nothing is trained.
+
+  python benchmarks/headlines.py [--workdir=benchmarks/results/headlines]
+
+The folder is the workdir of `launch/eval.py --config=configs/headlines.py`, or a copy of its reports. Prints the table
+and writes `sweep.json`, `sweep.csv` (every number), `sweep.png` and a figure of each group there, as that command does.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+WORKDIR = flags.DEFINE_string("workdir", str(ROOT / "benchmarks" / "results" / "headlines"), "Where the reports are.")
+
+
+def main(_) -> None:
+  """Read the reports and publish their summary."""
+  from selfrag_jax.experiments import sweep
+
+  try:
+    sweep.publish(WORKDIR.value, *sweep.read_done(WORKDIR.value))
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+  app.run(main)
