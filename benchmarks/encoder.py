@@ -32,8 +32,8 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 def ours() -> Embed:
   """Embed in JAX, on the devices that there are."""
+  from selfrag_jax.encoders.load import load_encoder
   from selfrag_jax.mesh import configure_xla
-  from selfrag_jax.retrieval.encoder import load_encoder
 
   configure_xla()
   return load_encoder("all-MiniLM-L6-v2", "float32")
@@ -46,7 +46,7 @@ def theirs() -> Embed:
   os.environ["TQDM_DISABLE"] = "1"
   from sentence_transformers import SentenceTransformer
 
-  from selfrag_jax.retrieval.encoder import locate_bert
+  from selfrag_jax.encoders.load import locate_bert
 
   model = SentenceTransformer(str(locate_bert("all-MiniLM-L6-v2")))
   return lambda texts: model.encode(list(texts), show_progress_bar=False)

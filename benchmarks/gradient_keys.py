@@ -32,10 +32,10 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import selfrag_jax.textgrad as tg
+from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.tasks.router import Router, read_questions
 from selfrag_jax.tasks.rulebook import Rulebook
 from selfrag_jax.textgrad.gradient_store import FEW, GradientStore
-from selfrag_jax.textgrad.hashing import HashingEncoder
 
 DATA = flags.DEFINE_string("data", None, "Folder with the sets.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")

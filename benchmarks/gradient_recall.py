@@ -25,7 +25,7 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.textgrad.hashing import HashingEncoder
+from selfrag_jax.encoders.hashed_words import HashingEncoder
 
 DATA = flags.DEFINE_string("data", None, "Folder with textgrad_bbh and textgrad_gsm8k.", required=True)
 ENCODER = flags.DEFINE_string("encoder", "all-MiniLM-L6-v2", "What load_encoder takes.")
@@ -140,7 +140,7 @@ def main(_: list[str]) -> None:
     f"in 9 of 10; {megabytes:.0f} MB of memory",
     flush=True,
   )
-  from selfrag_jax.retrieval.encoder import load_encoder
+  from selfrag_jax.encoders.load import load_encoder
 
   for encoder in (Once(load_encoder(ENCODER.value), ENCODER.value), HashingEncoder()):
     began = time.time()

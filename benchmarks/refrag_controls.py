@@ -40,9 +40,9 @@ EVALUATED = {
 def main(_) -> None:
   """Train and evaluate every control and print the table."""
   from selfrag_jax.experiments.refrag import build, load_policy
-  from selfrag_jax.files import write_json
   from selfrag_jax.mesh import configure_xla
   from selfrag_jax.metrics.statistics import wilson_interval
+  from selfrag_jax.storage.atomic import write_json
   from selfrag_jax.train.loop import train
   from selfrag_jax.train.workdir import open_workdir
 

@@ -103,9 +103,9 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     sys.exit(130)
   except Exception as error:
     from selfrag_jax.experiments.self_rag import NotLearnedError
-    from selfrag_jax.files import FolderInUseError
     from selfrag_jax.memory.journal import StoreError
-    from selfrag_jax.retrieval.folder import FolderError
+    from selfrag_jax.storage.generation import FolderError
+    from selfrag_jax.storage.lock import FolderInUseError
     from selfrag_jax.textgrad import EngineError, GradientStoreError
     from selfrag_jax.train.checkpoint import CheckpointError
     from selfrag_jax.train.loop import NonFiniteLossError

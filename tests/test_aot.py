@@ -15,9 +15,9 @@ from selfrag_jax.mesh import make_mesh, replicated
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.rollouts import MemoryConfig, Player
 from selfrag_jax.train.settings import EvalConfig, RLConfig
 from selfrag_jax.train.state import abstract_state
 

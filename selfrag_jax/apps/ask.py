@@ -12,7 +12,6 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.experiments.self_rag import last_phase, make_tokenizer
-from selfrag_jax.files import is_local, write_bytes_atomic
 from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.memory.journal import is_free
@@ -20,6 +19,7 @@ from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.reports.page import write_answers
 from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
+from selfrag_jax.storage.atomic import is_local, write_bytes_atomic
 from selfrag_jax.tasks.text import read_passages, text_files
 from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.text.printable import printable

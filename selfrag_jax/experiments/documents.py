@@ -16,11 +16,10 @@ import jax
 import numpy as np
 from etils import epath
 
+from selfrag_jax.encoders.token_bag import document_frequency, embed, init_token_bag
 from selfrag_jax.experiments.chat_model import BUCKET, ChatModel, load_chat
 from selfrag_jax.experiments.sections import FilesPath
-from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
 from selfrag_jax.generate.complete import check_new_tokens
-from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.metrics.position import describe
@@ -28,6 +27,8 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.ragged import length_mask, pad_rows, round_up
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 from selfrag_jax.train.settings import DocumentsConfig, read_config, settings
 

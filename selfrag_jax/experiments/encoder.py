@@ -10,13 +10,13 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.encoders.base import TextEncoder
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.experiments.sections import TRAINED, JudgedTitles
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.retrieval.encoder import load_encoder
-from selfrag_jax.retrieval.text_encoder import TextEncoder
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.encoder import EncoderPhase

@@ -19,7 +19,6 @@ from etils import epath
 from selfrag_jax.experiments import self_rag
 from selfrag_jax.experiments.recall import Curve, measure, recall_among, score, variance_change
 from selfrag_jax.experiments.sections import check_lists
-from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.metrics.position import compare
 from selfrag_jax.metrics.statistics import bootstrap_interval
@@ -28,12 +27,13 @@ from selfrag_jax.reports import figures
 from selfrag_jax.reports.page import write_page
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGModel
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.tasks.context_batch import FactText, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
-from selfrag_jax.tasks.sequences import FactText, of_facts
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import train
+from selfrag_jax.train.memory_reader import Reader
 from selfrag_jax.train.phases.pretrain import Pretrain
-from selfrag_jax.train.reading import Reader
 from selfrag_jax.train.settings import PretrainConfig, RecallConfig, read_config, settings
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params

@@ -8,9 +8,9 @@ import numpy as np
 
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import bootstrap_difference
+from selfrag_jax.tasks.context_batch import Sequences, of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.tasks.sequences import Sequences, of_facts
-from selfrag_jax.train.reading import Reader, Sight, is_found, seen
+from selfrag_jax.train.memory_reader import Reader, Sight, is_found, seen
 from selfrag_jax.typing import Params
 
 _retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)

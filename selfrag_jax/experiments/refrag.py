@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
 from selfrag_jax.experiments.sections import TRAINED, PassagesData, TwoHopData
-from selfrag_jax.files import write_json
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
@@ -21,16 +20,17 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
 from selfrag_jax.reports import figures
+from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
-from selfrag_jax.tasks.search import SearchTask
+from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import CHATML, visualize_tokenization
-from selfrag_jax.train.episodes import MemoryConfig, Player, Scores, evaluate
 from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.rollouts import MemoryConfig, Player, Scores, evaluate
 from selfrag_jax.train.settings import (
   EvalConfig,
   LoopConfig,

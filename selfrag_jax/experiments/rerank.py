@@ -12,6 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.encoders.load import BertEncoder, load_encoder
 from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.experiments.sections import TRAINED, JudgedTitles, Periodic
 from selfrag_jax.mesh import make_mesh
@@ -19,7 +20,6 @@ from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import BertEncoder, load_encoder
 from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import train

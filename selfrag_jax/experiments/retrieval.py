@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from selfrag_jax.checked import Count, Natural
 from selfrag_jax.experiments.sections import JudgedSplit
-from selfrag_jax.files import write_bytes_atomic, write_json
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import figures
@@ -24,6 +23,7 @@ from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import FUNCTION, Encoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.train.settings import read_config
 
 CHECKED = {

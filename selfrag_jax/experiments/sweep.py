@@ -13,10 +13,11 @@ from etils import epath
 
 from selfrag_jax.experiments import position_recall, refrag, rerank
 from selfrag_jax.experiments.self_rag import NotLearnedError
-from selfrag_jax.files import read_json_object, write_bytes_atomic, write_json
 from selfrag_jax.metrics.statistics import crossed_interval
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.train.loop import NonFiniteLossError
 from selfrag_jax.train.workdir import open_workdir
 

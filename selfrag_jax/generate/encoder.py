@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from selfrag_jax.memory import token_bag
-from selfrag_jax.memory.token_bag import TokenBag
+from selfrag_jax.encoders import token_bag
+from selfrag_jax.encoders.token_bag import TokenBag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.typing import Array, ArrayLike, Params

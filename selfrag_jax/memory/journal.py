@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax import files
 from selfrag_jax.memory.table import Change
+from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
+from selfrag_jax.storage.lock import lock_folder
+from selfrag_jax.storage.manifest import file_digest
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -71,14 +73,14 @@ class Journal:
     """
     if not os.fspath(folder):
       raise ValueError("the path of the store is empty; give its folder")
-    self.folder = files.absolute(folder)
+    self.folder = absolute(folder)
     self._read_only, self._fsync = read_only, fsync
     self._log: io.FileIO | None = None
     self._writable = False
     self._cleanup = contextlib.ExitStack()
     if read_only:
       return
-    if not files.is_local(folder):
+    if not is_local(folder):
       raise ValueError(f"{folder} is object storage, where nothing can be appended; keep the store on a local disk")
     if create:
       try:
@@ -88,7 +90,7 @@ class Journal:
     else:
       self._manifest()
     advice = "close the store there, or open it here with read_only=True"
-    self._cleanup.enter_context(files.lock_folder(self.folder, advice))
+    self._cleanup.enter_context(lock_folder(self.folder, advice))
     self._writable = True
 
   def exists(self) -> bool:
@@ -152,15 +154,15 @@ class Journal:
     }
     paths = {kind: self.folder / _name(kind, generation) for kind in contents}
     for kind, data in contents.items():
-      files.write_bytes_atomic(paths[kind], data)
+      write_bytes_atomic(paths[kind], data)
     manifest = {
       "format": FORMAT,
       "generation": generation,
       "settings": snapshot.settings,
-      "files": {paths[kind].name: files.digest(paths[kind]) for kind in ("arrays", "records")},
+      "files": {paths[kind].name: file_digest(paths[kind]) for kind in ("arrays", "records")},
     }
     try:
-      files.write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
+      write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
     except BaseException:
       # it may have failed after its rename: then what is logged from now on belongs to the new generation
       if self.exists() and self._manifest()["generation"] == generation:
@@ -221,7 +223,7 @@ class Journal:
     generation = manifest["generation"]
     arrays_file, records_file = (self.folder / _name(kind, generation) for kind in ("arrays", "records"))
     for path in (arrays_file, records_file):
-      if files.digest(path) != manifest["files"].get(path.name):
+      if file_digest(path) != manifest["files"].get(path.name):
         raise StoreError(f"{path} is damaged, it differs from {MANIFEST}; restore the folder from a copy")
     with arrays_file.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
       arrays = {name: loaded[name] for name in loaded.files}

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax import files
 from selfrag_jax.model.stored import Stored, Tensors
+from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.tokenizer import BPETokenizer
 
 # How GGUF calls a way of splitting text before the BPE -> whether it takes digits one by one; the rest is GPT-2's.
@@ -79,7 +79,7 @@ def read_gguf(path: str | PathLike) -> tuple[dict[str, Any], Tensors]:
 
   Raises ValueError, naming the file, if it is no GGUF or is damaged.
   """
-  files.refuse_pointer(path)
+  refuse_pointer(path)
   try:
     with open(path, "rb") as file:
       data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from selfrag_jax import files
 from selfrag_jax.model.config import ModelConfig, unfit, unfit_size
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
 from selfrag_jax.model.hub import locate, package_folder
@@ -32,6 +31,8 @@ from selfrag_jax.model.stored import (
   open_safetensors,
   read_weight,
 )
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.chat import CHATML, ChatTemplate
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
@@ -137,10 +138,10 @@ def export_safetensors(
   with export_folder(folder, fields, names):
     _publish(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata=MARK))
     if tokenizer:
-      files.write_json(folder / TOKENIZER, _tokenizer_json(tokenizer, rows))
-      files.write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
+      write_json(folder / TOKENIZER, _tokenizer_json(tokenizer, rows))
+      write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
     for name, data in others.items():
-      files.write_bytes_atomic(folder / name, data)
+      write_bytes_atomic(folder / name, data)
 
 
 def _locate(source: str, cache_dir: str | Path | None) -> Path:
@@ -187,7 +188,7 @@ def _weight_files(folder: Path) -> list[str]:
       )
     return [WEIGHTS]
   expected = "an object whose weight_map names a file of this folder for every tensor"
-  names = files.read_json_object(folder / INDEX, expected).get("weight_map")
+  names = read_json_object(folder / INDEX, expected).get("weight_map")
   if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
     raise ValueError(f"{folder / INDEX}: weight_map is missing or wrong; expected {expected}")
   for name in sorted(set(names.values())):
@@ -200,7 +201,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 def read_fields(path: Path) -> tuple[Layout, dict[str, Any]]:
   """Read a `config.json` of transformers. Raises ValueError for an architecture that is not implemented."""
-  fields = files.read_json_object(path, EXPECTED)
+  fields = read_json_object(path, EXPECTED)
   moved = fields.get("rope_parameters") or {}  # transformers 5 has moved rope_theta there
   if not isinstance(moved, dict) or any(isinstance(value, dict) for value in moved.values()):
     raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax import files
+from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.json_lines import refuse_pointer
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls what weights may be
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -61,7 +62,7 @@ def export_folder(folder: Path, config: Mapping[str, Any], names: tuple[str, ...
   folder.mkdir(parents=True, exist_ok=True)
   (folder / CONFIG).unlink(missing_ok=True)
   yield
-  files.write_json(folder / CONFIG, config)
+  write_json(folder / CONFIG, config)
 
 
 def check_export(folder: Path, names: tuple[str, ...]) -> None:
@@ -96,7 +97,7 @@ def _is_export(path: Path) -> bool:
 def _open(path: Path) -> Any:
   from safetensors import SafetensorError, safe_open
 
-  files.refuse_pointer(path)
+  refuse_pointer(path)
   try:
     return safe_open(path, framework="numpy")
   except SafetensorError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.train.telemetry import read_rows
 
 REFERENCES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.files import write_bytes_atomic
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }

@@ -11,8 +11,8 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.files import write_bytes_atomic
 from selfrag_jax.reports.page import render, table
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
 CRITIQUES = 20  # past critiques in the table of those that were shown the most
 SHOWN = 60  # steps that are shown in full: the first and the last of those that changed or tried something

@@ -98,11 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.insert(0, "build")
   arguments = parser().parse_args(given)
   # after the arguments have been read: JAX takes a second to import, and --help should not
-  from selfrag_jax.files import FolderInUseError
   from selfrag_jax.mesh import configure_xla
   from selfrag_jax.retrieval import commands
   from selfrag_jax.retrieval.base import import_plugins
-  from selfrag_jax.retrieval.folder import FolderError
+  from selfrag_jax.storage.generation import FolderError
+  from selfrag_jax.storage.lock import FolderInUseError
   from selfrag_jax.text.printable import printable
 
   configure_xla()

@@ -22,7 +22,7 @@ from selfrag_jax.retrieval.document import (
   whole_id,
   write_documents,
 )
-from selfrag_jax.retrieval.folder import DamagedError, publish, verified, version
+from selfrag_jax.storage.generation import DamagedError, publish, verified, version
 
 SETTINGS = "retriever.json"
 

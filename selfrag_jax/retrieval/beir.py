@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import read_jsonl, read_lines
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.storage.json_lines import read_jsonl, read_lines
 
 # 254 documents about countries and capitals, 70 questions that one of them answers and 60 that take two
 EXAMPLE = Path(__file__).resolve().parents[1] / "data" / "world"

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.records import check_rows
 from selfrag_jax.memory.table import Change, Table
 from selfrag_jax.ragged import length_mask, power_of_two
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
-from selfrag_jax.retrieval.batches import embed_by_length
 from selfrag_jax.retrieval.document import SHARD, Document
 from selfrag_jax.retrieval.postings import words
 
@@ -55,7 +55,7 @@ class TokenBagEncoder:
 
   def fit(self, texts: Sequence[str]) -> None:
     """Count the words of texts."""
-    from selfrag_jax.memory.token_bag import document_frequency
+    from selfrag_jax.encoders.token_bag import document_frequency
 
     self.frequency, self.n_texts = document_frequency(map(self._ids, texts), self.buckets), len(texts)
     self._bag = None
@@ -64,7 +64,7 @@ class TokenBagEncoder:
     """Embed texts as unit vectors f32 [N, width]; a text without a word is 0."""
     import jax
 
-    from selfrag_jax.memory import token_bag
+    from selfrag_jax.encoders import token_bag
 
     if self._bag is None:
       counts = {} if self.frequency is None else {"document_frequency": self.frequency, "n_documents": self.n_texts}
@@ -89,7 +89,7 @@ def make_encoder(model_name: str) -> Encoder:
   """Return the encoder of a name: `token-bag`, or whatever `load_encoder` takes."""
   if model_name == TOKEN_BAG:
     return TokenBagEncoder()
-  from selfrag_jax.retrieval.encoder import load_encoder  # TensorFlow takes seconds to import
+  from selfrag_jax.encoders.load import load_encoder  # TensorFlow takes seconds to import
 
   return load_encoder(model_name)
 

@@ -12,15 +12,16 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from selfrag_jax import files
+from selfrag_jax.encoders.cached import BlockEncoder, is_known
 from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, PART, Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.duplicates import Duplicates
-from selfrag_jax.retrieval.embedding import BlockEncoder, is_known
-from selfrag_jax.retrieval.folder import MANIFEST, DamagedError, check_output, discard_lock, verified, version
 from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
 from selfrag_jax.retrieval.reading import Chunking, dense_parts, length_counter, read_chunks
+from selfrag_jax.storage.generation import MANIFEST, DamagedError, check_output, discard_lock, verified, version
+from selfrag_jax.storage.lock import lock_folder
+from selfrag_jax.storage.manifest import file_digest
 
 BY_HAND = "a document that was added by hand; delete that one (delete --id), or give this another id"
 UNFINISHED = ".build"  # beside the published files: the blocks of a build that has not ended
@@ -121,7 +122,7 @@ def _carried_over(
 
 def _digests(sources: Mapping[str, Source], left_out: LeftOut, before: Mapping[str, Any]) -> dict[str, Any]:
   """Return the digests of the files that were read, and those of earlier of what was not."""
-  read = {name: files.digest(source.path) for name, source in sources.items() if not left_out.hides(name)}
+  read = {name: file_digest(source.path) for name, source in sources.items() if not left_out.hides(name)}
   return {**{name: digest for name, digest in before.items() if left_out.hides(name)}, **read}
 
 
@@ -213,7 +214,7 @@ def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator
   with contextlib.ExitStack() as stack:
     with _on_host_0("could not begin to build"):
       if jax.process_index() == 0:
-        stack.enter_context(files.lock_folder(folder, advice))
+        stack.enter_context(lock_folder(folder, advice))
         stack.push(lambda kind, *_: _discard(folder, is_new) if kind else None)
         if not all(is_known(part.encoder) for part in encoders):  # a function may be another one than last time
           for block in folder.glob("*.npy"):

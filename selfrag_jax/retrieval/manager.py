@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from selfrag_jax import files
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.document import Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.listing import LeftOut, list_sources
 from selfrag_jax.retrieval.reading import Chunking, length_counter, read_chunks
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
 POSITIONS = ("before_user", "after_system")
 
@@ -134,7 +134,7 @@ class RetrievalManager:
   def save_jsonl(self, path: str | os.PathLike) -> None:
     """Write the documents as JSON lines, whole or not at all."""
     lines = (json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in self.retriever.documents)
-    files.write_bytes_atomic(path, "".join(lines).encode())
+    write_bytes_atomic(path, "".join(lines).encode())
 
   def load_jsonl(self, path: str | os.PathLike) -> int:
     """Add the documents of a file or folder as `add_files` does, and return how many."""

@@ -58,7 +58,7 @@ def _cross_encoder(model_name: str, **settings: Any) -> Reranker:
 
 
 def _likelihood(model_name: str = "smollm2-135m", **settings: Any) -> Reranker:
-  from selfrag_jax.retrieval.lm import Likelihood
+  from selfrag_jax.retrieval.likelihood import Likelihood
 
   return Likelihood.load(model_name, **settings)
 

@@ -19,8 +19,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfrag_jax.files import parse_object, read_lines
 from selfrag_jax.retrieval.document import DEEPEST, Document, is_deeper, is_utf8
+from selfrag_jax.storage.json_lines import parse_object, read_lines
 
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")

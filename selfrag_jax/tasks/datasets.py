@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from selfrag_jax.files import read_json
 from selfrag_jax.retrieval.beir import read_corpus, read_qrels
+from selfrag_jax.storage.json_lines import read_json
 
 FILES = {
   "corpus.jsonl": "lines of {_id, title, text}",

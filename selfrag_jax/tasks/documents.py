@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import read_jsonl
+from selfrag_jax.storage.json_lines import read_jsonl
 
 
 class DocumentQuestion(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.tasks.search import Indices
+from selfrag_jax.tasks.search_task import Indices
 from selfrag_jax.text.tokenizer import WordTokenizer
 
 

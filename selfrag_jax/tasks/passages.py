@@ -12,7 +12,7 @@ import numpy as np
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.datasets import QAFolder, Question
-from selfrag_jax.tasks.search import (
+from selfrag_jax.tasks.search_task import (
   NOTICE,
   OVERRUN_RATE,
   SPLITS,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.files import read_jsonl
+from selfrag_jax.storage.json_lines import read_jsonl
 from selfrag_jax.tasks.programs import RomanNumerals, is_same_value, read_program, run_test
 from selfrag_jax.tasks.router import ROUTER_ROLE, Router, read_questions, split_by_passage
 from selfrag_jax.tasks.rulebook import EMPTY, ROLE, TOPIC_ROLE, Rulebook, RulebookPipeline

@@ -7,7 +7,7 @@ import numpy as np
 
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
-from selfrag_jax.tasks.search import ShuffledEpochs
+from selfrag_jax.tasks.search_task import ShuffledEpochs
 
 
 class Examples(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.files import read_jsonl, read_lines, refuse_pointer
+from selfrag_jax.storage.json_lines import read_jsonl, read_lines, refuse_pointer
+from selfrag_jax.tasks.context_batch import Sequences
 from selfrag_jax.tasks.facts import Demand
-from selfrag_jax.tasks.search import Indices, ShuffledEpochs
-from selfrag_jax.tasks.sequences import Sequences
+from selfrag_jax.tasks.search_task import Indices, ShuffledEpochs
 from selfrag_jax.text.tokenizer import Tokenizer
 
 HELD_OUT = 20  # one token in so many is for validation

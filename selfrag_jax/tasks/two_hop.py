@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.tasks.search import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
+from selfrag_jax.tasks.search_task import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
 from selfrag_jax.text.tokenizer import Tokenizer
 
 # fmt: off

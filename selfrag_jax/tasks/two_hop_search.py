@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.tasks.search import NOTICE, Corpus, Indices, Questions
+from selfrag_jax.tasks.search_task import NOTICE, Corpus, Indices, Questions
 from selfrag_jax.tasks.two_hop import TwoHopKB, vocabulary
 from selfrag_jax.text.chat import COMPACT, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer

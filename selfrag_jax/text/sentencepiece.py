@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.files import refuse_pointer
+from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.special import SPECIAL_TOKENS
 from selfrag_jax.text.tensorflow import tensorflow
 from selfrag_jax.text.tokenizer import checked_ids, decode_runs, fingerprint, well_formed

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from selfrag_jax.files import read_json_object
+from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.special import SPECIAL_TOKENS
 
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")

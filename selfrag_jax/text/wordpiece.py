@@ -7,7 +7,7 @@ from itertools import groupby
 
 from etils import epath
 
-from selfrag_jax.files import refuse_pointer
+from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.tensorflow import tensorflow
 from selfrag_jax.text.tokenizer import checked_ids, fingerprint
 

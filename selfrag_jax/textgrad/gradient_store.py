@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from selfrag_jax.files import write_bytes_atomic, write_json
+from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.textgrad.critiques import HEAD, Critique, PastCritique, parse_line, write_line
-from selfrag_jax.textgrad.hashing import HashingEncoder
 
 FORMAT = 3
 LOGGED = 1000  # changes of a small store before its log is written anew

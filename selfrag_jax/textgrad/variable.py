@@ -222,7 +222,7 @@ class Variable:
 
     What a call does backward is code and is not written.
     """
-    from selfrag_jax.files import write_json
+    from selfrag_jax.storage.atomic import write_json
 
     nodes = [v for level in reversed(levels(self)) for v in level]
     known = set(nodes)

@@ -25,7 +25,8 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from selfrag_jax import files
+from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
+from selfrag_jax.storage.manifest import file_digest
 
 MANIFEST = "manifest.json"
 METADATA = "metadata.json"
@@ -68,7 +69,7 @@ class Checkpointer:
   ):
     if keep_latest < 1 or best_mode not in ("max", "min"):
       raise ValueError(f"keep_latest is {keep_latest}, best_mode {best_mode!r}; need at least 1, and 'max' or 'min'")
-    self._directory = files.absolute(directory)  # orbax refuses relative paths
+    self._directory = absolute(directory)  # orbax refuses relative paths
     self._keep_latest, self._best_metric, self._best_mode = keep_latest, best_metric, best_mode
     self._directory.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
@@ -176,10 +177,10 @@ class Checkpointer:
     self._orbax.wait_until_finished()
     if jax.process_index() != 0:
       return
-    files.write_bytes_atomic(folder / METADATA, document)
+    write_bytes_atomic(folder / METADATA, document)
     paths = [root / name for root, _, names in folder.walk() for name in names]
-    written = {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
-    files.write_json(folder / MANIFEST, {"files": written})
+    written = {path.relative_to(folder).as_posix(): file_digest(path) for path in paths}
+    write_json(folder / MANIFEST, {"files": written})
     for step in set(_steps(self._directory)) - self._wanted():
       if _is_ours(self._directory / str(step)):
         _delete(self._directory / str(step))
@@ -222,7 +223,7 @@ def load(directory: epath.PathLike, abstract_state: Any, step: int | None = None
   `abstract_state` may be a part of the saved tree (`{"params": ...}` without the optimizer); only that part is read.
   Raises as `Checkpointer.restore` does.
   """
-  directory = files.absolute(directory)
+  directory = absolute(directory)
   found = _find(directory, step)
   if found < 0:
     return None
@@ -282,7 +283,7 @@ def _damage(folder: epath.Path) -> str | None:
   for name, written in sorted(listed.items()):
     if not (folder / name).is_file():
       return f"{name} is missing, but {MANIFEST} lists it"
-    if files.digest(folder / name) != written:
+    if file_digest(folder / name) != written:
       return f"{name} is damaged, it differs from {MANIFEST}"
   if missing := {METADATA, ORBAX} - listed.keys():
     return f"{MANIFEST} is damaged, it lists no {min(missing)}"
@@ -316,7 +317,7 @@ def _delete(folder: epath.Path) -> None:
 
   Of a link only the link: a folder elsewhere that somebody has moved the step to is theirs.
   """
-  if files.is_local(folder) and os.path.islink(folder):
+  if is_local(folder) and os.path.islink(folder):
     os.unlink(folder)
     return
   (folder / MANIFEST).unlink(missing_ok=True)

@@ -14,7 +14,8 @@ import jax
 from absl import logging
 from etils import epath
 
-from selfrag_jax.files import read_lines, write_bytes_atomic
+from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.storage.json_lines import read_lines
 
 LONGEST = 1e12  # seconds; a longer time is a mistake
 _FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file: it is written anew in object storage

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from selfrag_jax.files import is_local, lock_folder, write_json
+from selfrag_jax.storage.atomic import is_local, write_json
+from selfrag_jax.storage.lock import lock_folder
 
 RUN = "run.json"  # which experiment a folder is of
 SHARED = {"position_recall": "self_rag"}  # the first goes on where the phases of the second have come to

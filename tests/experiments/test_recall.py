@@ -13,9 +13,9 @@ from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig
+from selfrag_jax.tasks.context_batch import of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.tasks.sequences import of_facts
-from selfrag_jax.train.reading import Reader, gold_slots, seen
+from selfrag_jax.train.memory_reader import Reader, gold_slots, seen
 
 TASK = Facts("two_fact", 12)  # two chunks are needed
 MODEL = ModelConfig(

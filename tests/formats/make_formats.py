@@ -85,13 +85,13 @@ def models(folder: Path) -> None:
   from flax.linen import unbox
   from tokenizers.pre_tokenizers import ByteLevel
 
+  from selfrag_jax.encoders import bert
+  from selfrag_jax.encoders.language_model import LMEncoder
+  from selfrag_jax.encoders.load import BertEncoder
   from selfrag_jax.model.config import ModelConfig
   from selfrag_jax.model.lm import init_params
   from selfrag_jax.model.pretrained import export_safetensors
-  from selfrag_jax.retrieval import bert
   from selfrag_jax.retrieval.cross_encoder import CrossEncoder
-  from selfrag_jax.retrieval.encoder import BertEncoder
-  from selfrag_jax.retrieval.lm import LMEncoder
   from selfrag_jax.text.tokenizer import BPETokenizer
   from selfrag_jax.text.wordpiece import WordPieceTokenizer
   from selfrag_jax.train.checkpoint import Checkpointer
@@ -128,11 +128,11 @@ def answers(folder: Path) -> dict[str, np.ndarray]:
   """Return what the models of a folder compute."""
   import jax.numpy as jnp
 
+  from selfrag_jax.encoders.load import load_encoder
   from selfrag_jax.model.lm import LM
   from selfrag_jax.model.pretrained import load_pretrained
   from selfrag_jax.retrieval.cross_encoder import load_cross_encoder
   from selfrag_jax.retrieval.document import Document
-  from selfrag_jax.retrieval.encoder import load_encoder
   from selfrag_jax.train.load import load_model
 
   run, llama = load_model(folder / "run"), load_pretrained(folder / "llama")

@@ -25,7 +25,7 @@ from selfrag_jax.generate.transcript import read_transcripts
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params, unstack
-from selfrag_jax.tasks.search import NOTICE
+from selfrag_jax.tasks.search_task import NOTICE
 from selfrag_jax.tasks.two_hop import vocabulary
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import COMPACT, document_body, render_conversation, render_documents, render_for_completion

@@ -102,7 +102,7 @@ def forge(path, change):
   told.pop("check")
   change(path, told)
   for name in told.get("files", ()) if isinstance(told.get("files"), dict) else ():
-    told["files"][name] = journal.files.digest(path / name)
+    told["files"][name] = journal.files.file_digest(path / name)
   (path / "manifest.json").write_text(json.dumps({**told, "check": journal._check(told)}))
 
 

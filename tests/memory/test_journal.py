@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
-from selfrag_jax.files import FolderInUseError
 from selfrag_jax.memory import journal
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.storage.lock import FolderInUseError
 
 D = 4
 

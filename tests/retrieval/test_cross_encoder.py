@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder, load_cross_encoder
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import load_encoder
 from selfrag_jax.text.wordpiece import SPECIAL
 
 WORDS = ["zebra", "otter", "heron", "river", "forest", "where", "does", "live", "the", "in", "?"]

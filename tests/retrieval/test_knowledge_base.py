@@ -11,15 +11,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from selfrag_jax.retrieval import embedding, knowledge_base
+from selfrag_jax.encoders import cached as embedding
+from selfrag_jax.encoders.cached import BlockEncoder
+from selfrag_jax.retrieval import knowledge_base
 from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, Document
-from selfrag_jax.retrieval.embedding import BlockEncoder
-from selfrag_jax.retrieval.folder import FolderError
 from selfrag_jax.retrieval.knowledge_base import UNFINISHED, merge_knowledge_bases, prepare_knowledge_base
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.reading import Chunking
+from selfrag_jax.storage.generation import FolderError
 
 ANIMALS = ("zebra", "otter", "heron", "badger", "lynx", "marten", "stoat")
 WORDS = (*ANIMALS, "river", "forest", "marsh", "desert", "harbor", "glacier", "village")

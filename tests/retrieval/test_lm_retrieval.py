@@ -8,14 +8,15 @@ import pytest
 import torch
 import transformers
 
-from selfrag_jax import files
+from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import load_encoder
 from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base
-from selfrag_jax.retrieval.lm import Likelihood, LMEncoder
+from selfrag_jax.retrieval.likelihood import Likelihood
+from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.text.tokenizer import BPETokenizer
 
 TEXTS = ["a harbor town", "the river and the forest", "", "zebra", "towns of the harbor " * 20]
@@ -111,14 +112,14 @@ def test_an_encoder_whose_saving_dies_is_not_loaded_without_its_constants(folder
   encoder.fit(TEXTS)
   encoder.save(tmp_path / "out", encoder.params)
   np.testing.assert_array_equal(LMEncoder.load(tmp_path / "out").constants["mean"], encoder.constants["mean"])
-  write = files.write_bytes_atomic
+  write = write_bytes_atomic
 
   def die(path, data):
     if path.name == "encoder.npz":
       raise OSError("disk full")
     write(path, data)
 
-  monkeypatch.setattr(files, "write_bytes_atomic", die)
+  monkeypatch.setattr("selfrag_jax.model.pretrained.write_bytes_atomic", die)
   for target in ("out", "new"):
     with pytest.raises(OSError, match="disk full"):
       encoder.save(tmp_path / target, encoder.params)

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from selfrag_jax import files
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, load, register
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.folder import FolderError
 from selfrag_jax.retrieval.hybrid import HybridRetriever
 from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.retrieval.simple import SimpleRetriever
+from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.generation import FolderError
 
 ANIMALS = ["zebra", "otter", "heron", "badger", "lynx", "marten", "stoat", "adder", "curlew", "plover"]
 PLACES = ["river", "forest", "marsh", "desert", "harbor", "meadow", "island", "canyon", "glacier", "village"]
@@ -175,13 +175,13 @@ def test_ctrl_c_behind_the_manifest_keeps_what_it_names(tmp_path, monkeypatch):
   made.add_documents(DOCUMENTS[:5])
   made.save(tmp_path)
   made.add_documents(DOCUMENTS[5:10])
-  write = files.write_json
+  write = write_json
 
   def interrupted(*args):
     write(*args)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(files, "write_json", interrupted)
+  monkeypatch.setattr("selfrag_jax.storage.generation.write_json", interrupted)
   with pytest.raises(KeyboardInterrupt):
     made.save(tmp_path)
   assert len(load(tmp_path)) == 10

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfrag_jax import files
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.sources import clean, read_source
+from selfrag_jax.storage.json_lines import LONGEST_LINE
 
 
 def read(path, **options):
@@ -109,7 +109,7 @@ def test_what_is_no_document_is_named_or_left_out(tmp_path, name, data, message)
 def test_a_line_of_many_megabytes_is_named(tmp_path):
   path = tmp_path / "huge.jsonl"
   path.write_bytes(b'{"text": "fine"}\n{"text": "' + b"x" * (50 << 20) + b'"}\n')
-  assert files.LONGEST_LINE < 50 << 20
+  assert LONGEST_LINE < 50 << 20
   with pytest.raises(ValueError, match=r"huge\.jsonl, line 2: longer than 32 MiB"):
     read(path)
   with path.open("ab") as file:

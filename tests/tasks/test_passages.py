@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from selfrag_jax.metrics.answers import exact_match
 from selfrag_jax.tasks.datasets import Passage, QAFolder, Question, read_qa_folder
 from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, PassageSearch
-from selfrag_jax.tasks.search import NOTICE, SPLITS
+from selfrag_jax.tasks.search_task import NOTICE, SPLITS
 from selfrag_jax.text.chat import COMPACT, document_body
 from selfrag_jax.text.tokenizer import ByteTokenizer
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
-from selfrag_jax.tasks.search import Questions, permuted
+from selfrag_jax.tasks.search_task import Questions, permuted
 
 GREEDY = RewardConfig(f1_weight=0.8, retrieval_weight=0.6)
 

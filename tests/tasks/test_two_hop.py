@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest, chisquare
 
 from selfrag_jax.tasks import two_hop
-from selfrag_jax.tasks.search import NOTICE, SPLITS
+from selfrag_jax.tasks.search_task import NOTICE, SPLITS
 from selfrag_jax.tasks.two_hop import TwoHopKB
 from selfrag_jax.text.chat import COMPACT, document_body, render_conversation
 from selfrag_jax.text.tokenizer import ByteTokenizer, WordTokenizer

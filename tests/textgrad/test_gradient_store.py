@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.textgrad.hashing import HashingEncoder
+from selfrag_jax.encoders.hashed_words import HashingEncoder
 
 ROLE = "system prompt"
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.files import FolderInUseError
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.storage.lock import FolderInUseError
 from selfrag_jax.textgrad import gradient_store
 
 ROLE = "system prompt"

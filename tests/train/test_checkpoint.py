@@ -14,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from selfrag_jax import files
+from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.train import checkpoint
 from selfrag_jax.train.checkpoint import Checkpointer, CheckpointError, load, read_metadata
 
@@ -273,8 +273,10 @@ def test_save_commits_without_another_call(tmp_path):
 
 def test_save_returns_before_the_commit(tmp_path, monkeypatch):
   may_write = threading.Event()
-  real_write = files.write_bytes_atomic
-  monkeypatch.setattr(files, "write_bytes_atomic", lambda *a: (may_write.wait(30), real_write(*a)))
+  real_write = write_bytes_atomic
+  monkeypatch.setattr(
+    "selfrag_jax.train.checkpoint.write_bytes_atomic", lambda *a: (may_write.wait(30), real_write(*a))
+  )
   with Checkpointer(tmp_path) as checkpointer:
     checkpointer.save(1, make_state(), metadata={})
     assert read_metadata(tmp_path) is None
@@ -296,9 +298,9 @@ def test_full_disk_surfaces_and_spares_earlier_steps(tmp_path, monkeypatch, wher
     if where == "orbax":
       patch.setattr(checkpointer._orbax._handler, "finalize", full_disk)
     elif where == "hash":
-      patch.setattr(files, "digest", full_disk)
+      patch.setattr("selfrag_jax.train.checkpoint.file_digest", full_disk)
     else:
-      patch.setattr(files, "write_json", full_disk)
+      patch.setattr("selfrag_jax.train.checkpoint.write_json", full_disk)
     checkpointer.save(2, make_state(2), metadata={})
     call = {
       "wait": checkpointer.wait,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from selfrag_jax import files
+from selfrag_jax.storage.manifest import file_digest
 from selfrag_jax.train.checkpoint import Checkpointer, CheckpointError, load, read_metadata
 
 
@@ -57,7 +57,7 @@ def restore_and_go_on(directory, expected):
 def rehash(folder):
   """Make the manifest say what is there now."""
   paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
-  listed = {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
+  listed = {path.relative_to(folder).as_posix(): file_digest(path) for path in paths}
   (folder / "manifest.json").write_text(json.dumps({"files": listed}))
 
 

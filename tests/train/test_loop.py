@@ -17,10 +17,10 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train import checkpoint
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.episodes import MemoryConfig, Player, evaluate
 from selfrag_jax.train.loop import NonFiniteLossError, Preempted, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.rollouts import MemoryConfig, Player, evaluate
 from selfrag_jax.train.settings import EvalConfig, LoopConfig, RLConfig, SFTConfig
 from selfrag_jax.train.state import TrainState
 

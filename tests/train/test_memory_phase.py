@@ -14,11 +14,11 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig
+from selfrag_jax.tasks.context_batch import Sequences, of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.tasks.sequences import Sequences, of_facts
+from selfrag_jax.train.memory_reader import Reader
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.memory import MemoryPhase
-from selfrag_jax.train.reading import Reader
 from selfrag_jax.train.settings import MemoryPhaseConfig
 
 TASK = Facts("sentence", 12)

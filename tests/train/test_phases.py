@@ -12,10 +12,10 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.episodes import MemoryConfig, Player
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import Refrag
 from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.rollouts import MemoryConfig, Player
 from selfrag_jax.train.settings import EvalConfig, RLConfig, SFTConfig
 from selfrag_jax.train.state import param_shardings
 

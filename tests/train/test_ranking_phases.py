@@ -5,16 +5,16 @@ import jax
 import numpy as np
 import pytest
 
+from selfrag_jax.encoders.bert import BertConfig, init_bert
+from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.load import BertEncoder
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.retrieval.beir import Judged
-from selfrag_jax.retrieval.bert import BertConfig, init_bert
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.encoder import BertEncoder
-from selfrag_jax.retrieval.lm import LMEncoder
 from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.text.tokenizer import ByteTokenizer

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from selfrag_jax.files import FolderInUseError
+from selfrag_jax.storage.lock import FolderInUseError
 from selfrag_jax.train import workdir
 
 HOLD_LOCK = """

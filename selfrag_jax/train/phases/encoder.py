@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.retrieval.text_encoder import TextEncoder
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import GradientPhase

@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.sequences import Sequences
+from selfrag_jax.tasks.context_batch import Sequences
 from selfrag_jax.train.losses import info_nce
+from selfrag_jax.train.memory_reader import Reader, Retrieved, gold_slots, is_found
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.reading import Reader, Retrieved, gold_slots, is_found
 from selfrag_jax.train.settings import MemoryPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params

@@ -19,10 +19,10 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.rewards import search_reward
-from selfrag_jax.tasks.search import permuted
-from selfrag_jax.train.episodes import Episodes, Player, Scores, evaluate
+from selfrag_jax.tasks.search_task import permuted
 from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.rollouts import Episodes, Player, Scores, evaluate
 from selfrag_jax.train.settings import EvalConfig, RLConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.search import SearchTask
+from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.phases.base import GradientPhase

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from selfrag_jax import files
-from selfrag_jax.retrieval.batches import reporting
-from selfrag_jax.retrieval.dense import Encoder
+from selfrag_jax.encoders.batches import reporting
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
+Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
 BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
 
 
@@ -88,4 +88,4 @@ def _digest(key: str, texts: Sequence[str]) -> str:
 def _write(path: Path, rows: np.ndarray) -> None:
   data = io.BytesIO()
   np.save(data, rows, allow_pickle=False)
-  files.write_bytes_atomic(path, data.getvalue())
+  write_bytes_atomic(path, data.getvalue())

@@ -10,11 +10,11 @@ import safetensors.torch
 import torch
 import transformers
 
+from selfrag_jax.encoders.batches import Spread
+from selfrag_jax.encoders.bert import BertConfig, init_bert
+from selfrag_jax.encoders.cached import encoder_key
+from selfrag_jax.encoders.load import embed, load_encoder
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.retrieval.batches import Spread
-from selfrag_jax.retrieval.bert import BertConfig, init_bert
-from selfrag_jax.retrieval.embedding import encoder_key
-from selfrag_jax.retrieval.encoder import embed, load_encoder
 from selfrag_jax.text.wordpiece import SPECIAL
 
 WORDS = [

@@ -20,7 +20,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.ragged import kept_first
 from selfrag_jax.self_rag import SelfRAGConfig
-from selfrag_jax.tasks.sequences import Sequences
+from selfrag_jax.tasks.context_batch import Sequences
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 # What a reader sees of a context of n chunks: those that it retrieves; the same after the needed ones were deleted; the

@@ -7,7 +7,7 @@ import numpy as np
 
 from selfrag_jax.ragged import kept_first, length_mask
 from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
-from selfrag_jax.tasks.search import Indices
+from selfrag_jax.tasks.search_task import Indices
 
 
 class Sequences(NamedTuple):

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from selfrag_jax import files
 from selfrag_jax.model.config import MAX_LAYERS, MAX_PARAMS, MAX_SIZE, unfit, unfit_size
 from selfrag_jax.model.layers import linear
 from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, export_folder, open_safetensors, read_weight
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.json_lines import read_json, read_json_object
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, Params, PRNGKey
 
@@ -168,7 +169,7 @@ def read_bert(folder: Path, dtype: str, *, labels: int = 0) -> tuple[BertConfig,
 def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
   """Read `config.json`, and the longest text of `sentence_bert_config.json`. Raises ValueError with file and field."""
   path = folder / CONFIG
-  fields = files.read_json_object(path, EXPECTED)
+  fields = read_json_object(path, EXPECTED)
   kind, act = fields.get("model_type"), fields.get("hidden_act")
   if kind != "bert" or act != "gelu":
     raise ValueError(f"{path} is of a {reprlib.repr(kind)} with {reprlib.repr(act)}; a BERT with gelu is read")
@@ -181,7 +182,7 @@ def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
       raise ValueError(f"{path}: {theirs} is {reprlib.repr(fields[theirs])}; it must be {problem}")
   limits, longest = folder / LIMITS, None
   if limits.exists():
-    longest = files.read_json_object(limits, "max_seq_length").get("max_seq_length")  # null: as many as fit
+    longest = read_json_object(limits, "max_seq_length").get("max_seq_length")  # null: as many as fit
     if longest is not None and (problem := unfit_size(longest)):
       raise ValueError(f"{limits}: max_seq_length is {reprlib.repr(longest)}; it must be {problem}")
   if longest is None:
@@ -196,14 +197,14 @@ def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
 def _check_modules(folder: Path) -> None:
   """Raise ValueError if sentence-transformers would make other vectors than the mean of lower-case words' states."""
   if (folder / TOKENIZER_CONFIG).exists():
-    lower = files.read_json_object(folder / TOKENIZER_CONFIG, "settings of a tokenizer").get("do_lower_case", True)
+    lower = read_json_object(folder / TOKENIZER_CONFIG, "settings of a tokenizer").get("do_lower_case", True)
     if lower is not True:
       raise ValueError(f"{folder / TOKENIZER_CONFIG}: do_lower_case is {reprlib.repr(lower)}; only true is implemented")
   path = folder / MODULES
   if not path.exists():
     return
   expected = "a list of objects with path and type, as sentence-transformers writes it"
-  modules = files.read_json(path, expected)
+  modules = read_json(path, expected)
   words = lambda module: isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
   if not isinstance(modules, list) or not all(map(words, modules)):
     raise ValueError(f"{path}: something else was found; expected {expected}")
@@ -221,7 +222,7 @@ def _check_pooling(folder: Path, name: str) -> None:
   path = folder / name / CONFIG
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing, which {MODULES} names; download the model again")
-  fields = files.read_json_object(path, "settings of a pooling")
+  fields = read_json_object(path, "settings of a pooling")
   # older versions write a flag for every mode, newer ones the modes
   flags = [key for key, on in fields.items() if key.startswith("pooling_mode_") and on]
   pooling = fields.get("pooling_mode", flags)
@@ -256,10 +257,10 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
     **({"num_labels": config.labels} if config.labels else {}),
   }
   with export_folder(folder, fields, exported(config)):
-    files.write_bytes_atomic(folder / WEIGHTS, save(tensors, MARK))
-    files.write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
-    files.write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
-    files.write_json(folder / LIMITS, {"max_seq_length": config.max_tokens})
+    write_bytes_atomic(folder / WEIGHTS, save(tensors, MARK))
+    write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
+    write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+    write_json(folder / LIMITS, {"max_seq_length": config.max_tokens})
     if not config.labels:
       _write_modules(folder, config)
 
@@ -267,13 +268,13 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
 def _write_modules(folder: Path, config: BertConfig) -> None:
   (folder / POOLING).mkdir(exist_ok=True)
   pooling = {"word_embedding_dimension": config.d_model, "pooling_mode_mean_tokens": True}
-  files.write_json(folder / POOLING / CONFIG, pooling)
+  write_json(folder / POOLING / CONFIG, pooling)
   steps = (("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize"))
   modules = [
     {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
     for i, (path, kind) in enumerate(steps)
   ]
-  files.write_json(folder / MODULES, modules)
+  write_json(folder / MODULES, modules)
 
 
 def _read_params(config: BertConfig, path: Path) -> Params:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.encoders.batches import Spread, embed_by_length
 from selfrag_jax.ragged import round_up
-from selfrag_jax.retrieval.batches import Spread, embed_by_length
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 # what tells tokenizers apart: cases, accents, numbers, marks, and how much of a long text is read

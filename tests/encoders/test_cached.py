@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.retrieval import embedding
-from selfrag_jax.retrieval.batches import embed_by_length
-from selfrag_jax.retrieval.embedding import BlockEncoder
+from selfrag_jax.encoders import cached as embedding
+from selfrag_jax.encoders.batches import embed_by_length
+from selfrag_jax.encoders.cached import BlockEncoder
 
 
 class Bar(list):

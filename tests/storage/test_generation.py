@@ -8,9 +8,9 @@ import pytest
 
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.folder import FolderError
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.simple import SimpleRetriever
+from selfrag_jax.storage.generation import FolderError
 
 
 def made(*ids):

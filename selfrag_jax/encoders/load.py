@@ -8,15 +8,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from selfrag_jax import files
+from selfrag_jax.encoders import bert
+from selfrag_jax.encoders.base import TextEncoder, computed_in, unit
+from selfrag_jax.encoders.bert import Bert, BertConfig
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.pretrained import SMOLLM2
 from selfrag_jax.model.stored import check_export
 from selfrag_jax.ragged import length_mask
-from selfrag_jax.retrieval import bert
-from selfrag_jax.retrieval.bert import Bert, BertConfig
-from selfrag_jax.retrieval.lm import LMEncoder
-from selfrag_jax.retrieval.text_encoder import TextEncoder, computed_in, unit
+from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
@@ -77,7 +77,7 @@ def load_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> Tex
     return LMEncoder.load(name, dtype)
   folder = locate_bert(source)
   config = folder / bert.CONFIG
-  if config.exists() and files.read_json_object(config, EXPECTED).get("model_type") in LANGUAGE_MODELS:
+  if config.exists() and read_json_object(config, EXPECTED).get("model_type") in LANGUAGE_MODELS:
     return LMEncoder.load(name, dtype)
   return BertEncoder(*bert.read_bert(folder, computed_in(dtype)))
 

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from selfrag_jax import files
+from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.lock import lock_folder
+from selfrag_jax.storage.manifest import file_digest
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -68,7 +70,7 @@ def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: boo
   check_output(root)
   is_new = not root.exists()
   root.mkdir(parents=True, exist_ok=True)
-  with files.lock_folder(root, "wait for it to end, or give another folder"):
+  with lock_folder(root, "wait for it to end, or give another folder"):
     try:
       if not overwrite:
         _check_known(root, known, folder)
@@ -78,13 +80,13 @@ def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: boo
       target.mkdir()
       try:
         yield target
-        digests = {str(file.relative_to(target)): files.digest(file) for file in sorted(_files(target))}
+        digests = {str(file.relative_to(target)): file_digest(file) for file in sorted(_files(target))}
         _make_durable(target)
       except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
       # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
-      files.write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
+      write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
     except BaseException:
       discard_lock(root, is_new)
       raise
@@ -133,7 +135,7 @@ def verified(folder: str | os.PathLike) -> Path:
       raise DamagedError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")
     if not (data / name).is_file():
       raise DamagedError(f"{data / name} is missing; build {folder} again")
-    if files.digest(data / name) != digest:
+    if file_digest(data / name) != digest:
       raise DamagedError(f"{data / name} is not what was written: its hash differs; build {folder} again")
   return data
 

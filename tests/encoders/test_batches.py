@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.retrieval.batches import ROW_TOKENS, embed_by_length, reporting
+from selfrag_jax.encoders.batches import ROW_TOKENS, embed_by_length, reporting
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 18, 50, 64, 700])

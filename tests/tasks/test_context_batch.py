@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from selfrag_jax.tasks.context_batch import FactData, FactText, fact_text, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, FIRST, HEX, WORDINGS, Facts
-from selfrag_jax.tasks.sequences import FactData, FactText, fact_text, of_facts
 
 
 @pytest.mark.parametrize("variant", WORDINGS)

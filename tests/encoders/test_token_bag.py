@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from selfrag_jax.memory.token_bag import document_frequency, embed, init_token_bag
+from selfrag_jax.encoders.token_bag import document_frequency, embed, init_token_bag
 
 jit_embed = jax.jit(embed)
 

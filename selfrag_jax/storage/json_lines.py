@@ -1,114 +1,13 @@
-"""Files that are whole or absent, lines that are understood, and folders with one writer. Imports no JAX."""
+"""JSON files and files of lines, read with errors that name the file and the line."""
 
-import contextlib
-import hashlib
 import json
-import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from etils import epath
 
-try:
-  import fcntl
-except ImportError:  # Windows: no advisory locks, so writers are not kept apart there
-  fcntl = None
-
-
 LONGEST_LINE = 1 << 25  # bytes; a file of records has none of this length, a file of something else may
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-class FolderInUseError(RuntimeError):
-  """Another process holds the lock of this folder."""
-
-
-def is_local(path: epath.PathLike) -> bool:
-  """Tell whether `path` lies on a file system (atomic rename, locks) and not in object storage such as `gs://`."""
-  return "://" not in os.fspath(path)
-
-
-def absolute(path: epath.PathLike) -> epath.Path:
-  """Return `path` as one that a later change of the working directory does not move; object storage's already are."""
-  path = epath.Path(path)
-  return path if path.is_absolute() else path.absolute()
-
-
-@contextlib.contextmanager
-def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
-  """Hold the lock of an existing folder, so that no other process writes into it.
-
-  It is an exclusive `flock` on `<path>/.lock`; the operating system releases it however the process ends, `kill -9`
-  included. Object storage has no locks: two writers of one folder there are the user's to avoid.
-
-  Raises:
-    FolderInUseError: another process holds the lock; names that process and its host, and gives the `advice`.
-  """
-  if fcntl is None or not is_local(path):
-    yield
-    return
-  # by local names: where a store is not closed, this ends with the interpreter, when the modules have gone
-  getpid, flock, unlock, owner = os.getpid, fcntl.flock, fcntl.LOCK_UN, os.getpid()
-  with open(epath.Path(path) / ".lock", "a+", errors="replace", opener=_no_link) as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      lock.seek(0)
-      holder = lock.read().strip() or "another process, which has only just begun"  # it writes its name next
-      raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
-    lock.truncate(0)
-    lock.write(f"pid {owner} on {socket.gethostname()}\n")
-    lock.flush()
-    try:
-      yield
-    finally:
-      if getpid() == owner:  # a fork has the same lock: it neither gives it back nor keeps it for longer
-        flock(lock, unlock)
-
-
-def _no_link(path: str, flags: int) -> int:
-  """Open a file, but not through a link, which whoever made the folder may have laid to any file of the user."""
-  return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
-  """Write a file that is either whole or absent (or as it was), through power loss too.
-
-  Locally: temporary file, fsync, rename, fsync of the folder. In object storage one object's write is atomic already.
-  """
-  target = epath.Path(path)
-  if not is_local(target):
-    target.write_bytes(data)
-    return
-  temporary = target.with_name(f".{target.name}.tmp")
-  temporary.unlink(missing_ok=True)  # of a process that was killed, or a link to some other file
-  with open(temporary, "xb") as file:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, target)
-  if os.name == "posix":  # the rename is durable once its folder is; Windows has no such call
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-      os.fsync(folder)
-    finally:
-      os.close(folder)
-
-
-def write_json(path: epath.PathLike, obj: Any) -> None:
-  """Write `obj` as strict JSON, atomically. Raises ValueError for NaN and infinity, which JSON cannot hold."""
-  write_bytes_atomic(path, (json.dumps(obj, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
-
-
-def digest(path: epath.PathLike) -> dict[str, Any]:
-  """Return what a manifest says of a file: its `sha256` in hexadecimal and its `size` in bytes."""
-  sha256, size = hashlib.sha256(), 0
-  with epath.Path(path).open("rb") as file:
-    while chunk := file.read(1 << 24):
-      sha256.update(chunk)
-      size += len(chunk)
-  return {"sha256": sha256.hexdigest(), "size": size}
 
 
 def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None = None) -> Iterator[tuple[int, str]]:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from selfrag_jax.encoders.token_bag import TokenBag, document_frequency, init_token_bag
 from selfrag_jax.generate.encoder import LMEncoder, encode, init_lm_encoder
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
 from selfrag_jax.generate.rollout import (
@@ -24,13 +25,12 @@ from selfrag_jax.generate.rollout import (
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
-from selfrag_jax.memory.token_bag import TokenBag, document_frequency, init_token_bag
 from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import length_mask
-from selfrag_jax.tasks.search import Corpus, Indices, Questions, SearchTask
+from selfrag_jax.tasks.search_task import Corpus, Indices, Questions, SearchTask
 from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 

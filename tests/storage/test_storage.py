@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from selfrag_jax import files
-from selfrag_jax.files import read_json, read_json_object, read_jsonl, refuse_pointer
+from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
+from selfrag_jax.storage.json_lines import read_json, read_json_object, read_jsonl, refuse_pointer
+from selfrag_jax.storage.lock import FolderInUseError, fcntl, lock_folder
 
 # nested deeper than the parser goes, a number longer than Python takes, half a surrogate pair
 HOSTILE = [b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b'{"a": "\\uD800"}', b'{"\\udc00x": 1}']
@@ -13,14 +14,14 @@ HOSTILE = [b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b'{"a": "
 
 def test_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
   path = tmp_path / "data.json"
-  files.write_json(path, {"step": 1})
+  write_json(path, {"step": 1})
 
   def full_disk(_):
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(os, "fsync", full_disk)
   with pytest.raises(OSError, match="No space left"):
-    files.write_json(path, {"step": 2})
+    write_json(path, {"step": 2})
   assert path.read_text() == '{\n  "step": 1\n}\n'
 
 
@@ -29,7 +30,7 @@ def test_bytes_are_on_disk_before_the_name(tmp_path, monkeypatch):
   real_fsync, real_replace = os.fsync, os.replace
   monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), real_fsync(fd)))
   monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("rename"), real_replace(a, b)))
-  files.write_bytes_atomic(tmp_path / "file", b"\0\xff")
+  write_bytes_atomic(tmp_path / "file", b"\0\xff")
   assert calls == ["fsync", "rename", "fsync"]
   assert [p.name for p in tmp_path.iterdir()] == ["file"]
   assert (tmp_path / "file").read_bytes() == b"\0\xff"
@@ -38,14 +39,14 @@ def test_bytes_are_on_disk_before_the_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_json_is_strict(tmp_path, value):
   with pytest.raises(ValueError, match="JSON"):
-    files.write_json(tmp_path / "x.json", {"loss": value})
+    write_json(tmp_path / "x.json", {"loss": value})
 
 
 def test_object_storage_is_not_local():
-  assert files.is_local("/runs/mine")
-  assert files.is_local("run")
-  assert not files.is_local("gs://bucket/run")
-  assert str(files.absolute("gs://bucket/run")) == "gs://bucket/run"
+  assert is_local("/runs/mine")
+  assert is_local("run")
+  assert not is_local("gs://bucket/run")
+  assert str(absolute("gs://bucket/run")) == "gs://bucket/run"
 
 
 def test_lines_are_objects_and_empty_lines_do_not_count(tmp_path):
@@ -64,7 +65,7 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line):
 
 
 def test_a_line_without_end_is_no_record(tmp_path, monkeypatch):
-  monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
+  monkeypatch.setattr("selfrag_jax.storage.json_lines.LONGEST_LINE", 1 << 20)
   path = tmp_path / "long.jsonl"
   path.write_bytes(b'{"fine": 1}\n' + b"x" * (1 << 21))
   with pytest.raises(ValueError, match=r"long\.jsonl, line 2: longer than 1 MiB"):
@@ -99,14 +100,14 @@ def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path):
       read(path)
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="no locks here")
+@pytest.mark.skipif(fcntl is None, reason="no locks here")
 def test_the_holder_of_a_lock_is_named_once_it_has_written_its_name(tmp_path):
   with open(tmp_path / ".lock", "a+") as lock:
-    files.fcntl.flock(lock, files.fcntl.LOCK_EX)
-    wait = lambda: files.lock_folder(tmp_path, "wait for it").__enter__()
-    with pytest.raises(files.FolderInUseError, match="in use by another process, which has only just begun; wait for"):
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    wait = lambda: lock_folder(tmp_path, "wait for it").__enter__()
+    with pytest.raises(FolderInUseError, match="in use by another process, which has only just begun; wait for"):
       wait()
     lock.write("pid 7 on host\n")
     lock.flush()
-    with pytest.raises(files.FolderInUseError, match="is in use by pid 7 on host; wait for it"):
+    with pytest.raises(FolderInUseError, match="is in use by pid 7 on host; wait for it"):
       wait()

@@ -1,4 +1,4 @@
-"""The language model as a retriever's part: as an encoder of texts, and as a judge of how well a passage fits."""
+"""The language model as an encoder of texts: its pooled hidden state, standardised."""
 
 import io
 import os
@@ -7,23 +7,20 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax import files
+from selfrag_jax.encoders.base import TextEncoder, computed_in, unit
+from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
-from selfrag_jax.ragged import length_mask, round_up
-from selfrag_jax.retrieval.batches import embed_by_length
-from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.text_encoder import STEP, TextEncoder, computed_in, unit
-from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
+from selfrag_jax.storage.json_lines import refuse_pointer
+from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 SAMPLE = 256  # texts over which an untrained model's states are standardised
@@ -109,7 +106,7 @@ CONSTANTS = "encoder.npz"
 
 def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
   """Read mean and scale, f32 [D]. Raises ValueError, naming the file, for anything else."""
-  files.refuse_pointer(path)
+  refuse_pointer(path)
   try:
     with np.load(path, allow_pickle=False) as arrays:
       found = {name: arrays[name] for name in ("mean", "scale")}
@@ -119,48 +116,3 @@ def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
     if values.shape != (width,) or values.dtype != np.float32 or not np.isfinite(values).all():
       raise ValueError(f"{path}: {name} is {values.dtype} {values.shape}; {width} finite float32 numbers are expected")
   return found
-
-
-class Likelihood:
-  """Score a passage by the mean log-likelihood of the query given it (UPR, arXiv 2204.07496)."""
-
-  def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 256):
-    """`vocab_size`: of the ids that the model knows; what was appended to them has no probability."""
-    self.config, self.params, self.tokenizer = config, params, tokenizer
-    self.vocab_size, self.max_tokens = vocab_size, max_tokens
-
-  @classmethod
-  def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> "Likelihood":
-    """Load whatever `load_pretrained` takes. Raises ValueError for a model without tokenizer."""
-    found = load_pretrained(model_name, dtype=computed_in(dtype))
-    if found.tokenizer is None:
-      raise ValueError(f"{model_name} comes without a tokenizer; a judge of texts needs one")
-    return cls(found.config, found.params, found.tokenizer, found.base_vocab_size, max_tokens)
-
-  def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
-    """Score documents for a query, f32 [N]."""
-    asked = self.tokenizer.encode(f" {query}")
-    rows = []
-    for document in documents:
-      passage = self.tokenizer.encode(f"Passage: {document.text}")[: self.max_tokens]
-      rows.append([*passage, *self.tokenizer.encode("\nA question about this passage:"), *asked])
-    read = partial(query_likelihood, self.config, self.params, asked=len(asked), vocab_size=self.vocab_size)
-    return embed_by_length(rows, lambda *row: read(*row)[:, None], 1, lambda n: round_up(n, STEP))[:, 0]
-
-
-@partial(jax.jit, static_argnames=("config", "asked", "vocab_size"))
-def query_likelihood(
-  config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike, *, asked: int, vocab_size: int
-) -> Array:
-  """Return the mean log-probability of the last `asked` tokens of right-padded rows, f32 [B]."""
-  tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
-  mask = length_mask(lengths, tokens.shape[1], jnp)
-  hidden = hidden_states(config, params, tokens, mask)
-  targets = jnp.maximum(lengths[:, None] - asked, 1) + jnp.arange(asked)[None]
-  # the head, whose vocabulary is most of the cost, sees the states before the query alone
-  before = jnp.take_along_axis(hidden, (targets - 1)[:, :, None], axis=1)
-  logits: Any = LM(config).apply(params, before, method="logits")
-  logits = logits[..., :vocab_size].astype(jnp.float32)  # a softmax in half precision loses small differences
-  wanted = jnp.take_along_axis(tokens, targets, axis=1)
-  chosen = jnp.take_along_axis(logits, wanted[:, :, None], axis=2)[:, :, 0]
-  return jnp.mean(chosen - jax.nn.logsumexp(logits, axis=2), axis=1)

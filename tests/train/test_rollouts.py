@@ -13,11 +13,11 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.rewards import search_reward
-from selfrag_jax.tasks.search import Questions
+from selfrag_jax.tasks.search_task import Questions
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.train.episodes import Episodes, MemoryConfig, Player, Scores
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.rollouts import Episodes, MemoryConfig, Player, Scores
 from selfrag_jax.train.settings import EvalConfig, RLConfig
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)

@@ -1,0 +1,1 @@
+"""Encoders: functions of texts, or of token ids, to vectors."""
