@@ -16,9 +16,8 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.optimizer import make_optimizer
-from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import MemoryConfig, Player
-from selfrag_jax.train.settings import EvalConfig, RLConfig
 from selfrag_jax.train.state import abstract_state
 
 SHARDS, QUESTIONS, ROWS = 4, 4, 8
@@ -46,7 +45,7 @@ def programs(mesh):
   params = abstract_state(partial(init_params, model), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
-    phase = Refrag("rl", player, model, rl, rollout, EvalConfig(), mesh=mesh, seed=0, params=params)
+    phase = Refrag("rl", player, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
     return {name: lowered.compile() for name, lowered in phase.lower().items()}
 
 

@@ -27,14 +27,15 @@ from selfrag_jax.reports import figures
 from selfrag_jax.reports.page import write_page
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGModel
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.tasks.context_batch import FactText, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import train
 from selfrag_jax.train.memory_reader import Reader
-from selfrag_jax.train.phases.pretrain import Pretrain
-from selfrag_jax.train.settings import PretrainConfig, RecallConfig, read_config, settings
+from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
+from selfrag_jax.train.settings import RecallConfig
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params
 

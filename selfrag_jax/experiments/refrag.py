@@ -20,6 +20,7 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
 from selfrag_jax.reports import figures
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
@@ -27,19 +28,11 @@ from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import CHATML, visualize_tokenization
 from selfrag_jax.train.load import load_model
-from selfrag_jax.train.loop import train
-from selfrag_jax.train.phases.refrag import Refrag
-from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.phases.sft import SFT, OptionalSFTConfig, SFTConfig
 from selfrag_jax.train.rollouts import MemoryConfig, Player, Scores, evaluate
-from selfrag_jax.train.settings import (
-  EvalConfig,
-  LoopConfig,
-  OptionalSFTConfig,
-  RLConfig,
-  SFTConfig,
-  read_config,
-  settings,
-)
+from selfrag_jax.train.settings import EvalConfig
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
@@ -120,10 +113,10 @@ class Experiment:
       self.model,
       rl or self.rl,
       rollout,
-      self.evaluation,
       mesh=self.mesh,
       seed=self.seed,
       params=params,
+      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic, **overrides).means(),
     )
 
 

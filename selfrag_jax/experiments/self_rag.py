@@ -20,6 +20,7 @@ from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.self_rag import SelfRAGConfig
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.context_batch import FactData
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.text import TextData
@@ -27,11 +28,10 @@ from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.text.registry import open_tokenizer
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
-from selfrag_jax.train.loop import checkpoints, train
+from selfrag_jax.train.loop import LoopConfig, checkpoints, train
 from selfrag_jax.train.memory_reader import Reader
-from selfrag_jax.train.phases.memory import MemoryPhase
-from selfrag_jax.train.phases.pretrain import Pretrain
-from selfrag_jax.train.settings import LoopConfig, MemoryPhaseConfig, PretrainConfig, read_config, settings
+from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
+from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.typing import Params
 
 PHASES: dict[str, type] = {

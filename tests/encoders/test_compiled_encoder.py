@@ -16,9 +16,8 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.train.optimizer import make_optimizer
+from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.rollouts import MemoryConfig, Player
-from selfrag_jax.train.settings import OptimizerConfig
 from selfrag_jax.train.state import LossSums, make_update, state_from_params
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)

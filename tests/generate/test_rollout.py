@@ -32,8 +32,7 @@ from selfrag_jax.text.chat import COMPACT, document_body, render_conversation, r
 from selfrag_jax.text.tokenizer import WordTokenizer
 from selfrag_jax.train.losses import sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.sft import SFT
-from selfrag_jax.train.settings import SFTConfig
+from selfrag_jax.train.phases.sft import SFT, SFTConfig
 
 TOKENIZER = WordTokenizer(vocabulary())
 CONTROL = control_tokens(TOKENIZER, NOTICE)

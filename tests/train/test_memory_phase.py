@@ -18,8 +18,7 @@ from selfrag_jax.tasks.context_batch import Sequences, of_facts
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.train.memory_reader import Reader
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.memory import MemoryPhase
-from selfrag_jax.train.settings import MemoryPhaseConfig
+from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 
 TASK = Facts("sentence", 12)
 IDS = memory_tokens(TASK.tokenizer)

@@ -13,10 +13,9 @@ from selfrag_jax.model.lm import LM
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.refrag import Refrag
-from selfrag_jax.train.phases.sft import SFT
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.phases.sft import SFT, SFTConfig
 from selfrag_jax.train.rollouts import MemoryConfig, Player
-from selfrag_jax.train.settings import EvalConfig, RLConfig, SFTConfig
 from selfrag_jax.train.state import param_shardings
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
@@ -52,7 +51,7 @@ def player(mesh):
 
 
 def refrag(mesh, params, player):
-  return Refrag("rl", player, MODEL, RL_CONFIG, ROLLOUT, EvalConfig(), mesh=mesh, seed=0, params=params)
+  return Refrag("rl", player, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
 
 
 def sft_phase(task, **overrides):

@@ -16,9 +16,8 @@ from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search_task import Questions
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.losses import advantages
-from selfrag_jax.train.phases.refrag import Refrag
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import Episodes, MemoryConfig, Player, Scores
-from selfrag_jax.train.settings import EvalConfig, RLConfig
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
 MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, init_scale=0.3)
@@ -80,7 +79,7 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(player, monkeypatch):
   prompts = TASK.questions("train", indices).prompts
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   bounds, mesh = RolloutConfig(1, 1, 3, 2), player.mesh
-  phase = Refrag("rl", player, MODEL, config, bounds, EvalConfig(), mesh=mesh, seed=0, params=params)
+  phase = Refrag("rl", player, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
 
   def gold_recall(tokens):
     """A reward that tells all rollouts apart, except those of the second question."""

@@ -35,6 +35,12 @@ class PhaseConfig(Protocol):
   def optimizer(self) -> OptimizerConfig: ...
 
 
+def check_split(rows: int, accumulate: int, name: str) -> None:
+  """Raise ValueError if rows do not split evenly into the micro-batches of an update."""
+  if rows % accumulate:
+    raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")
+
+
 class GradientPhase(abc.ABC):
   """A phase whose step follows the gradient of `_loss`. `params` start it, None takes those that `init(key)` draws."""
 

@@ -5,23 +5,48 @@ Negatives are the documents of the other queries, on whatever device, and the ha
 bounded by memory and its gradient is exact: gradient caching (arXiv 2101.06983) by rematerialisation.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Natural, Positive, Range
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
+from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import EncoderPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderPhaseConfig(Checked):
+  """Contrastive training of a text encoder. A batch is never split: its documents are each other's negatives."""
+
+  steps: Count = 150
+  batch_size: Count = 32  # queries
+  hard_negatives: Natural = 1  # documents of BM25 that come with each query
+  query_tokens: Annotated[int, Range(3, 2**20)] = 32  # two of them begin and end a text
+  document_tokens: Annotated[int, Range(3, 2**20)] = 192
+  temperature: Positive = 0.05
+  chunk: Natural = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  @property
+  def accumulate(self) -> int:
+    return 1
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.chunk and self.batch_size % self.chunk:
+      raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
 
 class EncoderPhase(GradientPhase):

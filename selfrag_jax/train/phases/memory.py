@@ -4,6 +4,7 @@ Everything is one compiled step over a `MemoryState` that is empty when it begin
 (`position_recall`) are this phase over different data.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,15 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Positive, Weight
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.context_batch import Sequences
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.memory_reader import Reader, Retrieved, gold_slots, is_found
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import MemoryPhaseConfig
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPhaseConfig(Checked):
+  """Training with memory: contexts that are remembered, and inputs that need them."""
+
+  steps: Count = 300
+  batch_size: Count = 8  # contexts, each with its own memory
+  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
+  accumulate: Count = 1
+  temperature: Positive = 0.05  # of the contrastive loss
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class MemoryPhase(GradientPhase):

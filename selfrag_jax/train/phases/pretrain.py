@@ -1,5 +1,6 @@
 """Language modelling on packed rows: every token is predicted from those before it in its document."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -8,16 +9,33 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Weight
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import PretrainConfig
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, mask [B, T]
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig(Checked):
+  """Language modelling on packed rows."""
+
+  steps: Count = 300
+  batch_size: Count = 64
+  valid_rows: Count = 256  # that an evaluation reads, rounded up to whole batches
+  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class Pretrain(GradientPhase):

@@ -4,32 +4,57 @@ A step rolls every question out several times, rewards the answers, and moves th
 the advantage of their rollout over its siblings. Prompt, retrieved and forced tokens carry no loss.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Range, Share, Weight
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask
-from selfrag_jax.tasks.rewards import search_reward
+from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import permuted
-from selfrag_jax.train.losses import advantages, policy_loss, sequence_log_probs
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.rollouts import Episodes, Player, Scores, evaluate
-from selfrag_jax.train.settings import EvalConfig, RLConfig
+from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.rollouts import Episodes, Player, Scores
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
 
 
+@dataclasses.dataclass(frozen=True)
+class RLConfig(Checked):
+  """Reinforcement of whole rollouts by their reward."""
+
+  steps: Count = 100
+  questions_per_step: Count = 32
+  rollouts_per_question: Annotated[int, Range(2, 2**20)] = 8  # advantages need a spread within the group
+  advantage: Advantage = "mean"
+  clip_low: Share = 0.2
+  clip_high: Weight = 0.28
+  kl_weight: Weight = 0.0  # towards the policy that reinforcement started from
+  accumulate: Count = 1
+  retriever: Literal["memory", "empty", "random"] = "memory"
+  reward: RewardConfig = RewardConfig()
+  # causal controls: what the reward is computed from
+  control: Literal["none", "random_reward", "permuted"] = "none"
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+
+
 class Refrag(GradientPhase):
-  """The phase. It starts from `params`, a policy that knows the format."""
+  """The phase. It starts from `params`, a policy that knows the format; `evaluate_policy(params)` scores rollouts."""
 
   best_metric = "exact_match"
 
@@ -40,11 +65,11 @@ class Refrag(GradientPhase):
     model: ModelConfig,
     config: RLConfig,
     rollout: RolloutConfig,
-    evaluation: EvalConfig,
     *,
     mesh: Mesh,
     seed: int,
     params: Params,
+    evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
     rows = config.questions_per_step * config.rollouts_per_question
     check_batch(mesh, config.questions_per_step, "rl.questions_per_step")
@@ -59,7 +84,7 @@ class Refrag(GradientPhase):
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
     super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
     self._model = model
-    self._player, self._config, self._rollout, self._evaluation = player, config, rollout, evaluation
+    self._player, self._config, self._rollout, self._evaluate = player, config, rollout, evaluate_policy
     self._reference = (params,) if config.kl_weight else ()
 
   def batch(self, step: int) -> np.ndarray:
@@ -90,8 +115,7 @@ class Refrag(GradientPhase):
     return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    config = self._evaluation
-    return evaluate(self._player, state.params, "valid", config.periodic, config.batch_size, self._rollout).means()
+    return self._evaluate(state.params)
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""

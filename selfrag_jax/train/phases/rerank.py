@@ -3,22 +3,43 @@
 The loss is the cross-entropy of the relevant one among its candidates (LCE, arXiv 2101.08751).
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Range
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder, join_pairs, score
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.phases.encoder import padded
-from selfrag_jax.train.settings import RerankPhaseConfig
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankPhaseConfig(Checked):
+  """Training of a cross-encoder on the candidates of BM25."""
+
+  steps: Count = 300
+  batch_size: Count = 8  # queries
+  negatives: Count = 5  # candidates beside the relevant one
+  depth: Count = 50  # of BM25's ranking: where candidates come from, and what is put in order
+  tokens: Annotated[int, Range(16, 2**20)] = 224  # of query and document together
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.depth < self.negatives:
+      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from there")
+    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class RerankPhase(GradientPhase):

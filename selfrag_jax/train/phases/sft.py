@@ -3,25 +3,50 @@
 Demonstrations are packed: a row holds as many as fit, in the order of the data, and none sees another.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Natural
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import SFTConfig
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig(Checked):
+  """Supervised fine-tuning on rendered demonstrations."""
+
+  steps: Count = 200
+  batch_size: Count = 64
+  max_tokens: Count = 128  # of a row; a longer demonstration of a data set is left out and counted
+  demonstrations: Literal["random", "gold"] = "gold"
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionalSFTConfig(SFTConfig):
+  """Supervised fine-tuning that a run may do without: 0 steps leave it out."""
+
+  steps: Natural = 0
 
 
 class SFT(GradientPhase):
