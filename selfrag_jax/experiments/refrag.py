@@ -274,7 +274,7 @@ def bm25(experiment: Experiment) -> HostRetrieve:
 
   logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself and tells of every empty query
   task: Any = experiment.task
-  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus("test", ())
+  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus
   k = min(experiment.document_budget, len(task.documents))
   tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
   index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
@@ -322,7 +322,7 @@ def bm25_of_questions(experiment: Experiment) -> float:
   task: Any = experiment.task
   indices = np.arange(task.size("test"))
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
-  gold = task.questions("test", indices).gold
+  gold = task.batch("test", indices).gold
   found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
   return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
 
