@@ -19,12 +19,12 @@ from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.reports.page import write_answers
 from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
+from selfrag_jax.settings import settings
 from selfrag_jax.storage.atomic import is_local, write_bytes_atomic
 from selfrag_jax.tasks.text import read_passages, text_files
 from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.text.printable import printable
 from selfrag_jax.train.load import LoadedModel, load_model
-from selfrag_jax.train.settings import settings
 
 SAME = 0.999  # cosine of two embeddings of one chunk by one model
 

@@ -27,10 +27,11 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.ragged import length_mask, pad_rows, round_up
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
-from selfrag_jax.train.settings import DocumentsConfig, read_config, settings
+from selfrag_jax.train.settings import DocumentsConfig
 
 CHECKED = {"model": str, "data": FilesPath, "documents": DocumentsConfig}
 Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]

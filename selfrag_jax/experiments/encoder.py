@@ -17,10 +17,10 @@ from selfrag_jax.experiments.sections import TRAINED, JudgedTitles
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.loop import train
-from selfrag_jax.train.phases.encoder import EncoderPhase
-from selfrag_jax.train.settings import EncoderPhaseConfig, LoopConfig, read_config, settings
+from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.phases.encoder import EncoderPhase, EncoderPhaseConfig
 from selfrag_jax.typing import Params
 
 CHECKED = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loop": LoopConfig}

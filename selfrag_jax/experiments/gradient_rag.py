@@ -18,11 +18,11 @@ from selfrag_jax.experiments.prompt_state import NEW_FOLDER, begin, check_state,
 from selfrag_jax.experiments.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import prompt_page
+from selfrag_jax.settings import read_config
 from selfrag_jax.storage.atomic import is_local, write_bytes_atomic, write_json
 from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, in_utf8, make_task
 from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
-from selfrag_jax.train.settings import read_config
 
 CHECKED = {
   "seed": Seed,

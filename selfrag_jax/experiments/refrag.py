@@ -20,6 +20,7 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
 from selfrag_jax.reports import figures
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
@@ -27,19 +28,11 @@ from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import CHATML, visualize_tokenization
 from selfrag_jax.train.load import load_model
-from selfrag_jax.train.loop import train
-from selfrag_jax.train.phases.refrag import Refrag
-from selfrag_jax.train.phases.sft import SFT
-from selfrag_jax.train.rollouts import MemoryConfig, Player, Scores, evaluate
-from selfrag_jax.train.settings import (
-  EvalConfig,
-  LoopConfig,
-  OptionalSFTConfig,
-  RLConfig,
-  SFTConfig,
-  read_config,
-  settings,
-)
+from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.phases.sft import SFT, OptionalSFTConfig, SFTConfig
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores, evaluate
+from selfrag_jax.train.settings import EvalConfig
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
@@ -64,7 +57,7 @@ class Experiment:
   base_params: Params | None
   task: SearchTask
   model: ModelConfig
-  player: Player
+  runner: RolloutRunner
   rollout: RolloutConfig
   sft: SFTConfig
   sft_gold: SFTConfig
@@ -95,7 +88,7 @@ class Experiment:
   ) -> Scores:
     """Score a policy greedily; `overrides` change the rollout's bounds."""
     rollout = dataclasses.replace(self.rollout, **overrides)
-    return evaluate(self.player, params, split, n, self.evaluation.batch_size, rollout, kind)
+    return evaluate(self.runner, params, split, n, self.evaluation.batch_size, rollout, kind)
 
   def sft_phase(self, name: str, config: SFTConfig) -> SFT:
     """Make a supervised phase; it starts from the pretrained parameters, or from scratch."""
@@ -116,14 +109,14 @@ class Experiment:
     rollout = dataclasses.replace(self.rollout, **overrides)
     return Refrag(
       name,
-      self.player,
+      self.runner,
       self.model,
       rl or self.rl,
       rollout,
-      self.evaluation,
       mesh=self.mesh,
       seed=self.seed,
       params=params,
+      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic, **overrides).means(),
     )
 
 
@@ -138,8 +131,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   task = make_task(config["data"], folder, pretrained, sections["rollout"].max_query_tokens)
   model = make_model(config["model"], pretrained, task, mesh)
   base = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
-  player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
-  experiment = Experiment(config, mesh, base, task, model, player, **sections)
+  runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
+  experiment = Experiment(config, mesh, base, task, model, runner, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
     check_shards(sft.abstract_state())
@@ -281,7 +274,7 @@ def bm25(experiment: Experiment) -> HostRetrieve:
 
   logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself and tells of every empty query
   task: Any = experiment.task
-  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus("test", ())
+  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus
   k = min(experiment.document_budget, len(task.documents))
   tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
   index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
@@ -329,7 +322,7 @@ def bm25_of_questions(experiment: Experiment) -> float:
   task: Any = experiment.task
   indices = np.arange(task.size("test"))
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
-  gold = task.questions("test", indices).gold
+  gold = task.batch("test", indices).gold
   found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
   return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
 

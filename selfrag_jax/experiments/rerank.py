@@ -21,10 +21,10 @@ from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.loop import train
-from selfrag_jax.train.phases.rerank import RerankPhase
-from selfrag_jax.train.settings import LoopConfig, RerankPhaseConfig, read_config, settings
+from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.phases.rerank import RerankPhase, RerankPhaseConfig
 from selfrag_jax.typing import Params
 
 WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses

@@ -23,8 +23,8 @@ from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import FUNCTION, Encoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
+from selfrag_jax.settings import read_config
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
-from selfrag_jax.train.settings import read_config
 
 CHECKED = {
   "data": JudgedSplit,

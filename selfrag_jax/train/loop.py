@@ -1,22 +1,34 @@
 """The training loop, the only one: restore, step, read the metrics of the step before, do the periodic work."""
 
+import dataclasses
 import json
 import math
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.train.checkpoint import Checkpointer, read_metadata
-from selfrag_jax.train.settings import LoopConfig
 from selfrag_jax.train.state import TrainState
 from selfrag_jax.train.telemetry import Telemetry
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig(Checked):
+  """What the loop does beside stepping. Periods are in steps; 0 means only at the end."""
+
+  checkpoint_every: Natural = 50
+  keep_checkpoints: Count = 2
+  eval_every: Natural = 0
+  log_every: Natural = 1
+  preempted_exit_code: Annotated[int, Range(0, 255)] = 143  # of a run that SIGTERM stopped after it had saved
 
 
 class Preempted(SystemExit):

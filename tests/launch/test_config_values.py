@@ -9,7 +9,7 @@ import pytest
 
 from selfrag_jax.experiments import encoder, gradient_rag, refrag, rerank, self_rag
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.train.settings import settings
+from selfrag_jax.settings import settings
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs").glob("*.py") if path.stem != "__init__")
 VARIANTS = {

@@ -7,8 +7,8 @@ import pytest
 from configs.refrag import VARIANTS, get_config
 from selfrag_jax.experiments.refrag import SECTIONS, build
 from selfrag_jax.model.config import count_params
+from selfrag_jax.settings import settings
 from selfrag_jax.train.rollouts import MemoryConfig
-from selfrag_jax.train.settings import settings
 
 
 @pytest.fixture(scope="module")

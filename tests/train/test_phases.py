@@ -13,10 +13,9 @@ from selfrag_jax.model.lm import LM
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.refrag import Refrag
-from selfrag_jax.train.phases.sft import SFT
-from selfrag_jax.train.rollouts import MemoryConfig, Player
-from selfrag_jax.train.settings import EvalConfig, RLConfig, SFTConfig
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.phases.sft import SFT, SFTConfig
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner
 from selfrag_jax.train.state import param_shardings
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
@@ -42,17 +41,17 @@ def run(mesh):
       losses.append(float(metrics["loss"]))
     programs = {
       **sft.lower(),
-      **{f"rl {name}": program for name, program in refrag(mesh, state.params, player(mesh)).lower().items()},
+      **{f"rl {name}": program for name, program in refrag(mesh, state.params, runner(mesh)).lower().items()},
     }
     return losses, jax.device_get(state.params), programs
 
 
-def player(mesh):
-  return Player(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
+def runner(mesh):
+  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
 
 
-def refrag(mesh, params, player):
-  return Refrag("rl", player, MODEL, RL_CONFIG, ROLLOUT, EvalConfig(), mesh=mesh, seed=0, params=params)
+def refrag(mesh, params, runner):
+  return Refrag("rl", runner, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
 
 
 def sft_phase(task, **overrides):
@@ -158,8 +157,8 @@ def test_eight_devices_train_as_one(single, sharded):
 @pytest.fixture(scope="module")
 def params(single):
   """One copy of the parameters for both meshes, whose policy is pushed to begin with a search."""
-  head, questions = single[1]["params"]["unembed"].copy(), TASK.questions("train", range(8))
-  beginning = jax.jit(LM(MODEL).apply)(single[1], questions.prompts)[:, -1].mean(axis=0)
+  head, asked = single[1]["params"]["unembed"].copy(), TASK.batch("train", range(8))
+  beginning = jax.jit(LM(MODEL).apply)(single[1], asked.prompts)[:, -1].mean(axis=0)
   head[TASK.tokenizer.special["<|search_start|>"]] = beginning
   return {"params": single[1]["params"] | {"unembed": head}}
 
@@ -171,7 +170,7 @@ def episodes(params):
   for mesh in (ONE, EIGHT):
     placed = jax.device_put(params, param_shardings(MODEL, mesh))
     with jax.set_mesh(mesh):
-      played.append(player(mesh).play(placed, "train", np.arange(8), ROLLOUT, jax.random.key(0), repeats=2))
+      played.append(runner(mesh).run(placed, TASK.batch("train", range(8)), ROLLOUT, jax.random.key(0), repeats=2))
   return played
 
 
@@ -188,12 +187,12 @@ def test_eight_devices_reinforce_as_one(params, episodes):
   results = []
   for mesh in (ONE, EIGHT):
     with jax.set_mesh(mesh):
-      judge = player(mesh)
-      judge.play = lambda *_, mesh=mesh, **__: episodes[0]._replace(
+      judge = runner(mesh)
+      judge.run = lambda *_, mesh=mesh, **__: episodes[0]._replace(
         rollout=jax.device_put(episodes[0].host, batch_sharding(mesh))
       )
       phase = refrag(mesh, params, judge)
-      results.append(jax.device_get(phase.step(phase.initial_state(), np.arange(8))))
+      results.append(jax.device_get(phase.step(phase.initial_state(), phase.batch(0))))
   (one, one_metrics), (eight, eight_metrics) = results
   assert one_metrics["grad_norm"] > 0.01
   for name, value in one_metrics.items():

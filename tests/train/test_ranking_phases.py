@@ -20,9 +20,8 @@ from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.text.wordpiece import SPECIAL, WordPieceTokenizer
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.encoder import EncoderPhase
-from selfrag_jax.train.phases.rerank import RerankPhase
-from selfrag_jax.train.settings import EncoderPhaseConfig, RerankPhaseConfig
+from selfrag_jax.train.phases.encoder import EncoderPhase, EncoderPhaseConfig
+from selfrag_jax.train.phases.rerank import RerankPhase, RerankPhaseConfig
 
 NAMES = [f"name{chr(97 + i)}{chr(97 + j)}" for i in range(6) for j in range(4)]
 FAST = OptimizerConfig(learning_rate=3e-3, b2=0.999)

@@ -5,23 +5,48 @@ Negatives are the documents of the other queries, on whatever device, and the ha
 bounded by memory and its gradient is exact: gradient caching (arXiv 2101.06983) by rematerialisation.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Natural, Positive, Range
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
+from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import EncoderPhaseConfig
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderPhaseConfig(Checked):
+  """Contrastive training of a text encoder. A batch is never split: its documents are each other's negatives."""
+
+  steps: Count = 150
+  batch_size: Count = 32  # queries
+  hard_negatives: Natural = 1  # documents of BM25 that come with each query
+  query_tokens: Annotated[int, Range(3, 2**20)] = 32  # two of them begin and end a text
+  document_tokens: Annotated[int, Range(3, 2**20)] = 192
+  temperature: Positive = 0.05
+  chunk: Natural = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  @property
+  def accumulate(self) -> int:
+    return 1
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.chunk and self.batch_size % self.chunk:
+      raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
 
 class EncoderPhase(GradientPhase):
@@ -41,8 +66,8 @@ class EncoderPhase(GradientPhase):
     evaluate_params: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
-    self._encoder, self.task, self._config, self._evaluate = encoder, task, config, evaluate_params
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    self._encoder, self.task, self._config = encoder, task, config
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -61,13 +86,8 @@ class EncoderPhase(GradientPhase):
       "known": self.task.known(found.queries.tolist(), flat.tolist()),
     }
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch["lengths"].sum() + batch["query_lengths"].sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(batch["lengths"].sum() + batch["query_lengths"].sum())
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     queries = self._embed(params, batch["queries"], batch["query_lengths"])

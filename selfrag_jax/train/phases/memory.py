@@ -4,6 +4,7 @@ Everything is one compiled step over a `MemoryState` that is empty when it begin
 (`position_recall`) are this phase over different data.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,26 +13,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Positive, Weight
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.context_batch import Sequences
+from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.train.losses import info_nce
-from selfrag_jax.train.memory_reader import Reader, Retrieved, gold_slots, is_found
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import MemoryPhaseConfig
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.memory_reader import MemoryReader, Retrieved, gold_slots, is_found
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
+@dataclasses.dataclass(frozen=True)
+class MemoryPhaseConfig(Checked):
+  """Training with memory: contexts that are remembered, and inputs that need them."""
+
+  steps: Count = 300
+  batch_size: Count = 8  # contexts, each with its own memory
+  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
+  accumulate: Count = 1
+  temperature: Positive = 0.05  # of the contrastive loss
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
+
+
 class MemoryPhase(GradientPhase):
-  """The phase. `sequences(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
+  """The phase. `contexts(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
   it; `params` start it, None draws fresh ones."""
 
   def __init__(
     self,
     name: str,
-    sequences: Callable[[int], Sequences],
-    reader: Reader,
+    contexts: Callable[[int], ContextBatch],
+    reader: MemoryReader,
     config: MemoryPhaseConfig,
     *,
     mesh: Mesh,
@@ -40,22 +58,19 @@ class MemoryPhase(GradientPhase):
     evaluate_reader: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params)
-    self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
+    super().__init__(
+      name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_reader
+    )
+    self._contexts, self._reader, self._config = contexts, reader, config
 
-  def batch(self, step: int) -> Sequences:
-    """Return the sequences of a step, some of which see no memory."""
-    batch = self._sequences(step)
+  def batch(self, step: int) -> ContextBatch:
+    """Return the contexts of a step; some of their inputs see no memory."""
+    batch = self._contexts(step)
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
-  def step(self, state: TrainState, batch: Sequences) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch.chunk_lengths.sum() + batch.lengths.sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: ContextBatch) -> int:
+    return int(batch.chunk_lengths.sum() + batch.lengths.sum())
 
   def _loss(self, params: Params, batch: Any, *_: Any) -> LossSums:
     reader, gold = self._reader, gold_slots(batch)

@@ -3,22 +3,43 @@
 The loss is the cross-entropy of the relevant one among its candidates (LCE, arXiv 2101.08751).
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Range
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder, join_pairs, score
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.phases.encoder import padded
-from selfrag_jax.train.settings import RerankPhaseConfig
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankPhaseConfig(Checked):
+  """Training of a cross-encoder on the candidates of BM25."""
+
+  steps: Count = 300
+  batch_size: Count = 8  # queries
+  negatives: Count = 5  # candidates beside the relevant one
+  depth: Count = 50  # of BM25's ranking: where candidates come from, and what is put in order
+  tokens: Annotated[int, Range(16, 2**20)] = 224  # of query and document together
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.depth < self.negatives:
+      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from there")
+    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class RerankPhase(GradientPhase):
@@ -38,8 +59,8 @@ class RerankPhase(GradientPhase):
     evaluate_params: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
-    self.task, self._encoder, self._config, self._evaluate = task, encoder, config, evaluate_params
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    self.task, self._encoder, self._config = task, encoder, config
     self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -52,13 +73,8 @@ class RerankPhase(GradientPhase):
     shape = found.documents.shape
     return {"tokens": tokens.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch["lengths"].sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(batch["lengths"].sum())
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     shape = batch["lengths"].shape

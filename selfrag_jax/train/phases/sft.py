@@ -3,25 +3,50 @@
 Demonstrations are packed: a row holds as many as fit, in the order of the data, and none sees another.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count, Natural
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.settings import SFTConfig
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.optimizer import OptimizerConfig
+from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig(Checked):
+  """Supervised fine-tuning on rendered demonstrations."""
+
+  steps: Count = 200
+  batch_size: Count = 64
+  max_tokens: Count = 128  # of a row; a longer demonstration of a data set is left out and counted
+  demonstrations: Literal["random", "gold"] = "gold"
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionalSFTConfig(SFTConfig):
+  """Supervised fine-tuning that a run may do without: 0 steps leave it out."""
+
+  steps: Natural = 0
 
 
 class SFT(GradientPhase):
@@ -41,9 +66,11 @@ class SFT(GradientPhase):
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    super().__init__(
+      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy
+    )
     self._model = model
-    self._task, self._config, self._max_hops, self._evaluate = task, config, max_hops, evaluate_policy
+    self._task, self._config, self._max_hops = task, config, max_hops
     self._size = task.size("sft")  # of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
     self._rendered = lru_cache(4 * config.batch_size)(self._render)
@@ -73,14 +100,6 @@ class SFT(GradientPhase):
       self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
     return self._rows[row][0]
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = np.count_nonzero(batch["segment_ids"])
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
-
   def _packed(self, index: int) -> tuple[list[int], int]:
     """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
     width = room = self._config.max_tokens
@@ -104,6 +123,9 @@ class SFT(GradientPhase):
   def _render(self, index: int) -> tuple[list[int], list[int]]:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
     return render_conversation(self._task.tokenizer, conversation, self._task.template)
+
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(np.count_nonzero(batch["segment_ids"]))
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
     return masked_lm_loss(self._model, params, batch)

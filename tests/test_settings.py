@@ -3,8 +3,12 @@
 import pytest
 
 from selfrag_jax.experiments.sections import FactsData, TextFiles
+from selfrag_jax.settings import read_config, settings
+from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.settings import DocumentsConfig, LoopConfig, RLConfig, SFTConfig, read_config, settings
+from selfrag_jax.train.phases.refrag import RLConfig
+from selfrag_jax.train.phases.sft import SFTConfig
+from selfrag_jax.train.settings import DocumentsConfig
 
 
 def test_sections_nest_and_defaults_fill_up():
