@@ -46,7 +46,7 @@ def theirs() -> Embed:
   os.environ["TQDM_DISABLE"] = "1"
   from sentence_transformers import SentenceTransformer
 
-  from selfrag_jax.encoders.load import locate_bert
+  from selfrag_jax.encoders.bert import locate_bert
 
   model = SentenceTransformer(str(locate_bert("all-MiniLM-L6-v2")))
   return lambda texts: model.encode(list(texts), show_progress_bar=False)

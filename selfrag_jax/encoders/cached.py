@@ -1,58 +1,106 @@
-"""Embedding many texts: in blocks that are kept as they are made, so that a build which was killed goes on."""
+"""Encoders that keep vectors: those of a corpus in memory, those of a build in blocks on the disk."""
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from selfrag_jax.encoders.base import Encoder
 from selfrag_jax.encoders.batches import reporting
 from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.typing import Params
 
-Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
 BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
 
 
 def encoder_key(encoder: Encoder, name: str) -> str:
-  """Return a digest of what the vectors of an encoder depend on: its name, parameters, fit, and `fingerprint`."""
-  key = hashlib.sha256(f"{name}\n{getattr(encoder, 'fingerprint', '')}".encode())
-  for part in (getattr(encoder, "params", {}), getattr(encoder, "constants", {})):
+  """Return a digest of what the vectors of an encoder depend on: its name, learned parameters, fit and fingerprint."""
+  key = hashlib.sha256(f"{name}\n{encoder.fingerprint or ''}".encode())
+  for part in (encoder.learned_params, encoder.constants):
     for path, leaf in jax.tree.leaves_with_path(part):
       key.update(jax.tree_util.keystr(path).encode())
       key.update(np.ascontiguousarray(leaf).tobytes())
   return key.hexdigest()
 
 
-def is_known(encoder: Encoder) -> bool:
-  """Tell whether `encoder_key` tells this encoder from others; of a bare function it has the name alone."""
-  return any(hasattr(encoder, name) for name in ("params", "constants", "fingerprint"))
+class CachedEncoder(Encoder):
+  """An encoder that keeps vectors of another one, and in all else does what that one does."""
+
+  def __init__(self, encoder: Encoder):
+    self._encoder, self.name = encoder, encoder.name
+
+  @property
+  def width(self) -> int:
+    return self._encoder.width
+
+  def fit(self, texts: Sequence[str]) -> None:
+    self._encoder.fit(texts)
+
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    return self._encoder.constants
+
+  @constants.setter
+  def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
+    self._encoder.constants = arrays
+
+  @property
+  def learned_params(self) -> Params:
+    return self._encoder.learned_params
+
+  @property
+  def fingerprint(self) -> str | None:
+    return self._encoder.fingerprint
+
+  @property
+  def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
+    return self._encoder.count_tokens
+
+  def terms(self, text: str) -> AbstractSet[int]:
+    return self._encoder.terms(text)
+
+  def is_familiar(self, text: str) -> bool:
+    return self._encoder.is_familiar(text)
 
 
-class BlockEncoder:
+class CorpusEncoder(CachedEncoder):
+  """An encoder that embeds each text of a corpus once, for all retrievers of an evaluation; queries every time."""
+
+  def __init__(self, encoder: Encoder, corpus: Collection[str]):
+    super().__init__(encoder)
+    self._corpus, self._known = frozenset(corpus), dict[str, np.ndarray]()
+
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    if not texts or not self._corpus.issuperset(texts):
+      return self._encoder(texts)
+    if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
+      self._known.update(zip(new, np.asarray(self._encoder(new), np.float32), strict=True))
+    return np.stack([self._known[text] for text in texts])
+
+
+class BlockEncoder(CachedEncoder):
   """An encoder whose blocks of vectors are files named by what they hold: made once, by one of the hosts.
 
-  `known` maps the keys of encoders to texts and their vectors: those of this one, as it is fitted, are not made again.
+  A build that was killed finds the blocks that it has made. `known` maps the keys of encoders to texts and their
+  vectors: those of this one, as it is fitted, are not made again.
   """
 
   def __init__(self, encoder: Encoder, name: str, folder: Path, *, progress: bool = True):
-    self.encoder, self._name, self._folder, self._progress = encoder, name, folder, progress
+    super().__init__(encoder)
+    self.model_name, self._folder, self._progress = name, folder, progress
     self.known: dict[str, Mapping[str, np.ndarray]] = {}
     self.embedded = 0  # texts that this process has embedded
-
-  def __getattr__(self, name: str) -> Any:
-    if name in ("fit", "constants", "tokenizer"):  # which not all encoders have
-      return getattr(self.encoder, name)
-    raise AttributeError(name)
 
   @property
   def key(self) -> str:
     """Say what the vectors depend on; an encoder that is fitted has its key behind that."""
-    return encoder_key(self.encoder, self._name)
+    return encoder_key(self._encoder, self.model_name)
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Embed texts; with several hosts each embeds its share of the blocks, and all return once all are there."""
@@ -72,7 +120,7 @@ class BlockEncoder:
     known = self.known.get(key, {})
     new = [text for text in texts if text not in known]
     self.embedded += len(new)
-    vectors = np.asarray(self.encoder(new), np.float32)
+    vectors = np.asarray(self._encoder(new), np.float32)
     made = iter(vectors)
     return np.stack([known[text] if text in known else next(made) for text in texts]) if known else vectors
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from selfrag_jax.encoders.base import Encoder
+
 _EARLIER = (4, 1.0)  # copies and weight of pairs that a name says nothing of
 _NAME = re.compile(r"hashing-([1-9]\d{0,5})(?:-([1-9]\d?)-(0|[01]?\.\d{1,6}|1))?")
 
 
-class HashingEncoder:
+class HashingEncoder(Encoder):
   """Texts as vectors of norm 1 without weights, files or JAX; texts with words in common are similar.
 
   A word of many letters says more than a short one, and weighs so: there is no corpus to count frequencies in. The
@@ -34,7 +36,7 @@ class HashingEncoder:
       raise ValueError(
         f"width = {width} and copies = {copies} must be at least 1, pair_weight = {pair_weight} in [0, 1]"
       )
-    self.width, self._copies, self._pair_weight = width, copies, pair_weight
+    self._width, self._copies, self._pair_weight = width, copies, pair_weight
     self.name = f"hashing-{width}" + (
       "" if (copies, pair_weight) == _EARLIER else f"-{copies}-{np.format_float_positional(pair_weight, trim='-')}"
     )
@@ -48,6 +50,15 @@ class HashingEncoder:
       return None
     width, copies, weight = found.groups()
     return cls(int(width), *(_EARLIER if copies is None else (int(copies), float(weight))))
+
+  @property
+  def width(self) -> int:
+    return self._width
+
+  @property
+  def fingerprint(self) -> str:
+    """The name, which says all."""
+    return self.name
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Embed texts, f32 [N, width]; a text without words is 0."""
@@ -70,5 +81,5 @@ class HashingEncoder:
         self._known.clear()
       hashes = np.array([zlib.crc32(f"{copy} {feature}".encode()) for copy in range(self._copies)], np.int64)
       weight = min(len(feature), 8) / 8 * (self._pair_weight if " " in feature else 1)
-      self._known[feature] = hashes % self.width, np.where(hashes >> 16 & 1, weight, -weight).astype(np.float32)
+      self._known[feature] = hashes % self._width, np.where(hashes >> 16 & 1, weight, -weight).astype(np.float32)
     return self._known[feature]

@@ -1,35 +1,38 @@
-"""The language model as an encoder of texts: its pooled hidden state, standardised."""
+"""The language model as an encoder: its pooled hidden state, standardised."""
 
 import io
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
-from selfrag_jax.encoders.base import TextEncoder, computed_in, unit
+from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.model.pooling import hidden_states, mean_pool
+from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.storage.json_lines import refuse_pointer
-from selfrag_jax.text.tokenizer import BPETokenizer
+from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
-SAMPLE = 256  # texts over which an untrained model's states are standardised
+CONSTANTS = "encoder.npz"
+SAMPLE = 256  # texts of a corpus over which the states are standardised
 
 
 @partial(jax.jit, static_argnames="config")
 def pooled(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
   """Return the mean hidden states of right-padded rows, [B, D]; zeros for an empty row."""
-  mask = jnp.arange(jnp.shape(tokens_BxT)[1])[None] < jnp.asarray(lengths_B)[:, None]
+  mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
   return mean_pool(hidden_states(config, params, tokens_BxT, mask), mask)
 
 
@@ -40,9 +43,8 @@ class LMEncoder(TextEncoder):
   retriever keeps what it found. `params` holds those constants beside the model's, so that training goes on from there.
   """
 
-  def __init__(self, config: ModelConfig, params: Params, tokenizer: BPETokenizer, max_tokens: int = 256):
-    self.config, self.tokenizer, self.max_tokens, self.width = config, tokenizer, max_tokens, config.d_model
-    self._fitted = False
+  def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, max_tokens: int = 256):
+    self.config, self.tokenizer, self.max_tokens, self._fitted = config, tokenizer, max_tokens, False
     self.params = {"model": params, "mean": np.zeros(self.width, np.float32), "scale": np.ones(self.width, np.float32)}
 
   @classmethod
@@ -65,14 +67,18 @@ class LMEncoder(TextEncoder):
     return {name: np.asarray(self.params[name]) for name in ("mean", "scale")}
 
   @constants.setter
-  def constants(self, arrays: dict[str, np.ndarray]) -> None:
+  def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
     self.params = {**self.params, "mean": arrays["mean"], "scale": arrays["scale"]}
     self._fitted = True
 
   def fit(self, texts: Sequence[str]) -> None:
     """Standardise over the first of `texts`."""
-    read = partial(pooled, self.config, self.params["model"])
-    states = embed_by_length(self.tokens(texts[:SAMPLE]), read, self.width, self._rounded)
+    self.fit_tokens(self.tokens(texts[:SAMPLE]))
+
+  def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
+    """Standardise over all `rows`."""
+    read = lambda *batch: _on_host(pooled(self.config, self.params["model"], *batch))
+    states = embed_by_length(rows, read, self.width, self._rounded)
     spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
     self.constants = {"mean": states.mean(axis=0), "scale": 1 / spread}
 
@@ -82,9 +88,12 @@ class LMEncoder(TextEncoder):
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of texts, cut to `max_tokens`."""
-    return [self.tokenizer.encode(text)[: self.max_tokens] for text in texts]
+    return [ids[: self.max_tokens] for ids in self.whole_tokens(texts)]
 
-  def embed(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  def whole_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    return [self.tokenizer.encode(text) for text in texts]
+
+  def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
     states = pooled(self.config, params["model"], tokens_BxT, lengths_B)
     standard = (states - params["mean"][None]) * params["scale"][None]
     return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
@@ -94,14 +103,21 @@ class LMEncoder(TextEncoder):
     check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the model in the format of transformers, and the constants beside it."""
+    """Write the model in the format of transformers, and the constants beside it.
+
+    Raises ValueError for a tokenizer that transformers has no format for.
+    """
+    if not isinstance(self.tokenizer, BPETokenizer):
+      raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
     constants = io.BytesIO()
     np.savez(constants, mean=np.asarray(params["mean"]), scale=np.asarray(params["scale"]))
     others = {CONSTANTS: constants.getvalue()}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others)
 
 
-CONSTANTS = "encoder.npz"
+def _on_host(rows: Array) -> np.ndarray:
+  """Copy rows to the host, whole even where other hosts hold shards of them."""
+  return np.asarray(rows if rows.is_fully_addressable else multihost_utils.process_allgather(rows, tiled=True))
 
 
 def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:

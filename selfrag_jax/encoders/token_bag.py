@@ -1,22 +1,31 @@
-"""The default encoder: a bag of token ids with IDF weights and a fixed random projection.
+"""A bag of tokens with IDF weights and a fixed random projection, as an encoder of token ids and of hashed words.
 
-Nothing is trained and nothing runs on the host, so it works inside a compiled decode loop; inner products of the
-projected bags approximate those of the TF-IDF vectors (Johnson & Lindenstrauss 1984).
+Nothing is trained, and `apply` works inside a compiled decode loop; inner products of the projected bags approximate
+those of the TF-IDF vectors (Johnson & Lindenstrauss 1984).
 """
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from selfrag_jax.typing import Array, ArrayLike
+from selfrag_jax.encoders.base import PROBE, TokenEncoder
+from selfrag_jax.encoders.batches import embed_by_length
+from selfrag_jax.ragged import length_mask, power_of_two
+from selfrag_jax.text.words import words
+from selfrag_jax.typing import Array, ArrayLike, PRNGKey
+
+WIDTH, BUCKETS = 256, 1 << 16  # of hashed words
 
 
 @struct.dataclass
 class TokenBag:
-  """The encoder's constants."""
+  """The arrays of the encoder."""
 
   projection: Array  # f32[V, D], variance 1/D, so that a row has a norm of about 1
   weights: Array  # f32[V], inverse document frequency; 0 for tokens that do not count
@@ -31,15 +40,15 @@ def document_frequency(token_lists: Iterable[Sequence[int]], vocab_size: int) ->
 
 
 def init_token_bag(
+  key: PRNGKey,
   vocab_size: int,
   d_embed: int,
   *,
-  seed: int = 0,
   document_frequency: ArrayLike | None = None,
   n_documents: int | None = None,
   special_ids: Sequence[int] = (),
 ) -> TokenBag:
-  """Make the encoder of `vocab_size` ids into `d_embed` numbers; the same seed gives the same encoder.
+  """Make the bag of `vocab_size` ids into `d_embed` numbers; the same key gives the same projection.
 
   With `document_frequency` int[V] over `n_documents`, a token weighs log(1 + (N - df + 0.5) / (df + 0.5)) (Robertson &
   Sparck Jones 1976, in the form that is never negative), else 1. `special_ids` weigh 0.
@@ -59,7 +68,7 @@ def init_token_bag(
   if special := [i for i in special_ids if not 0 <= i < vocab_size]:
     raise ValueError(f"special_ids {special} are outside the vocabulary of {vocab_size}; give its padded size")
   weights[list(special_ids)] = 0
-  projection = jax.random.normal(jax.random.key(seed), (vocab_size, d_embed), jnp.float32) / np.sqrt(d_embed)
+  projection = jax.random.normal(key, (vocab_size, d_embed), jnp.float32) / np.sqrt(d_embed)
   return TokenBag(projection=projection.astype(jnp.float32), weights=jnp.asarray(weights, jnp.float32))
 
 
@@ -74,3 +83,83 @@ def embed(bag: TokenBag, token_ids: ArrayLike, mask: ArrayLike) -> Array:
   total = jnp.einsum("bt,btd->bd", weights_BxT, bag.projection[token_ids], precision=jax.lax.Precision.HIGHEST)
   norm = jnp.linalg.norm(total, axis=-1, keepdims=True)
   return jnp.where(norm == 0, 0, total / jnp.where(norm == 0, 1, norm))
+
+
+@jax.jit
+def embed_rows(bag: TokenBag, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  """Embed right-padded rows of token ids as `embed` does."""
+  return embed(bag, tokens_BxT, length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp))
+
+
+def hash_words(text: str) -> list[int]:
+  """Return the words of a text, each as a number below `BUCKETS`."""
+  return [zlib.crc32(word.encode()) % BUCKETS for word in words(text)]
+
+
+class TokenBagEncoder(TokenEncoder):
+  """Texts as bags of tokens, by default of hashed words: no weights to load, nothing to train.
+
+  `fit` counts in how many of `n_texts` each token is, `frequency` int64 [V]; without it all tokens weigh the same. A
+  bag of tokens that no document has would be similar to some documents by chance: `terms` and `is_familiar` tell of it.
+  """
+
+  def __init__(
+    self,
+    width: int = WIDTH,
+    vocab_size: int = BUCKETS,
+    encode: Callable[[str], list[int]] = hash_words,
+    special_ids: Sequence[int] = (),
+  ):
+    """Make an encoder of the ids below `vocab_size` that `encode` makes of a text; `special_ids` weigh nothing."""
+    self._width, self._vocab_size, self._encode, self._special_ids = width, vocab_size, encode, special_ids
+    self._params: TokenBag | None = None
+    self._made_of = self._constants  # those that `_params` were made of
+
+  @property
+  def width(self) -> int:
+    return self._width
+
+  @property
+  def fingerprint(self) -> str:
+    """The settings; empty for the default ones, as knowledge bases of earlier versions know them."""
+    settings = (self._width, self._vocab_size, self.tokens(PROBE[:1]), self._special_ids)
+    return "" if settings == (WIDTH, BUCKETS, [hash_words(PROBE[0])], ()) else str(settings)
+
+  @property
+  def params(self) -> TokenBag:
+    if self._params is None or self._made_of is not self._constants:
+      self._params, self._made_of = self.init(jax.random.key(0)), self._constants
+    return self._params
+
+  def init(self, key: PRNGKey) -> TokenBag:
+    """Draw the projection; the weights are those of `constants`."""
+    frequency, n_texts = (self.constants.get(name) for name in ("frequency", "n_texts"))
+    counts: dict[str, Any] = {} if n_texts is None else {"document_frequency": frequency, "n_documents": int(n_texts)}
+    return init_token_bag(key, self._vocab_size, self._width, special_ids=self._special_ids, **counts)
+
+  def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    return [self._encode(text) for text in texts]
+
+  def apply(self, params: TokenBag, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+    return embed_rows(params, tokens_BxT, lengths_B)
+
+  def fit(self, texts: Sequence[str]) -> None:
+    self._count(map(self._encode, texts), len(texts))
+
+  def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
+    self._count(rows, len(rows))
+
+  def _count(self, rows: Iterable[Sequence[int]], n: int) -> None:
+    self.constants = {"frequency": document_frequency(rows, self._vocab_size), "n_texts": np.array(n)}
+
+  def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    """Embed texts as unit vectors; a text without a token is 0."""
+    return embed_by_length(self.tokens(texts), partial(self.apply, self.params), self.width, power_of_two)
+
+  def terms(self, text: str) -> frozenset[int]:
+    return frozenset(self._encode(text))
+
+  def is_familiar(self, text: str) -> bool:
+    """Tell whether one of the texts that it was fitted to has a token of this one."""
+    frequency = self.constants.get("frequency")
+    return frequency is not None and bool(frequency[list(self.terms(text))].any())

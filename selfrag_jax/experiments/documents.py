@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
-from selfrag_jax.encoders.token_bag import document_frequency, embed, init_token_bag
+from selfrag_jax.encoders.token_bag import TokenBagEncoder
 from selfrag_jax.experiments.chat_model import BUCKET, ChatModel, load_chat
 from selfrag_jax.experiments.sections import FilesPath
 from selfrag_jax.generate.complete import check_new_tokens
@@ -24,7 +23,7 @@ from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
-from selfrag_jax.ragged import length_mask, pad_rows, round_up
+from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.settings import read_config, settings
@@ -187,15 +186,11 @@ def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion])
   tokenizer = experiment.chat.tokenizer
   texts = dict.fromkeys(text for question in questions for text in (question.gold, *question.others))
   ids = {text: tokenizer.encode(text) for text in texts}
-  size = tokenizer.vocab_size
-  bag = init_token_bag(
-    size, 512, document_frequency=document_frequency(ids.values(), size), n_documents=len(ids)
-  )  # fmt: skip
-  embed_jit = jax.jit(embed)
+  bag = TokenBagEncoder(512, tokenizer.vocab_size, tokenizer.encode)
+  bag.fit_tokens(list(ids.values()))
 
   def vectors(rows):
-    tokens, lengths = pad_rows(rows, round_up(max(map(len, rows)), BUCKET))
-    return np.asarray(embed_jit(bag, tokens, length_mask(lengths, tokens.shape[1], np)))
+    return np.asarray(bag.apply(bag.params, *pad_rows(rows, round_up(max(map(len, rows)), BUCKET))))
 
   def retrieve(question, documents):
     rows, query = vectors([ids[text] for text in documents]), vectors([tokenizer.encode(question.question)])

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
 from selfrag_jax.encoders.base import TextEncoder
-from selfrag_jax.encoders.load import load_encoder
+from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.experiments.sections import TRAINED, JudgedTitles
 from selfrag_jax.mesh import make_mesh
@@ -64,13 +64,13 @@ def build(config: Mapping[str, Any]) -> Experiment:
   mesh = make_mesh(config["mesh"])
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
   data = read_parts(config["data"])
-  encoder = load_encoder(config["init"])
+  encoder = load_text_encoder(config["init"])
   most = encoder.max_tokens  # rows that are longer hold nothing more, and a BERT has no positions for them
   section = dataclasses.replace(
     section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
   )
-  if hasattr(encoder, "fit"):  # a language model's states are standardised, and trained from there
-    encoder.fit([document.text for document in data["train"].documents])  # type: ignore[attr-defined]
+  # the states of a language model are standardised, and trained from there
+  encoder.fit([document.text for document in data["train"].documents])
   return Experiment(config, mesh, encoder, data, section, settings(LoopConfig, config["loop"], "loop"))
 
 

@@ -12,7 +12,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
-from selfrag_jax.encoders.load import BertEncoder, load_encoder
+from selfrag_jax.encoders.bert import BertEncoder
+from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
 from selfrag_jax.experiments.sections import TRAINED, JudgedTitles, Periodic
 from selfrag_jax.mesh import make_mesh
@@ -99,7 +100,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   mesh = make_mesh(config["mesh"])
   section = settings(RerankPhaseConfig, config["rerank"], "rerank")
   data = read_parts(config["data"])
-  encoder = load_encoder(config["init"])
+  encoder = load_text_encoder(config["init"])
   if not isinstance(encoder, BertEncoder):
     raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
   # rows that are longer hold nothing more, and there are no positions for them

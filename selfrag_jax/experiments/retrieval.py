@@ -5,7 +5,7 @@ import dataclasses
 import io
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from etils import epath
 from tqdm import tqdm
 
 from selfrag_jax.checked import Count, Natural
+from selfrag_jax.encoders.cached import CorpusEncoder
 from selfrag_jax.experiments.sections import JudgedSplit
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
@@ -20,7 +21,7 @@ from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
-from selfrag_jax.retrieval.dense import FUNCTION, Encoder
+from selfrag_jax.retrieval.dense import FUNCTION
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.settings import read_config
@@ -45,27 +46,6 @@ class Experiment:
   config: dict[str, Any]
   data: Judged
   retrievers: dict[str, BaseRetriever]
-
-
-class CorpusEncoder:
-  """An encoder that embeds each text of a corpus once, for all retrievers of an evaluation; queries every time."""
-
-  def __init__(self, encoder: Encoder, corpus: Collection[str]):
-    self._encoder, self._corpus = encoder, frozenset(corpus)
-    self._known: dict[str, np.ndarray] = {}
-
-  def __getattr__(self, name: str) -> Any:
-    if name in ("fit", "constants"):  # which not all encoders have
-      return getattr(self._encoder, name)
-    raise AttributeError(name)
-
-  def __call__(self, texts: Sequence[str]) -> Any:
-    """Embed texts, f32 [N, D]."""
-    if not texts or not self._corpus.issuperset(texts):
-      return self._encoder(texts)
-    if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-      self._known.update(zip(new, np.asarray(self._encoder(new), np.float32), strict=True))
-    return np.stack([self._known[text] for text in texts])
 
 
 class Scores(dict[str, np.ndarray]):
@@ -145,7 +125,7 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
   corpus, shared = {document.text for document in data.documents}, {}
   for part in (part for retriever in retrievers for part in dense_parts(retriever)):
     name = part.settings["model_name"]
-    name = id(part.encoder) if name == FUNCTION else name
+    name = part.encoder if name == FUNCTION else name
     if name not in shared:
       shared[name] = CorpusEncoder(part.encoder, corpus)
     part.encoder = shared[name]

@@ -13,7 +13,7 @@ from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.typing import Array, PRNGKey
 
-Encoder = Callable[[Array, Array], Array]  # (token_ids int32 [B, T], mask bool [B, T]) -> [B, D]
+Embed = Callable[[Array, Array], Array]  # (tokens int32 [B, T], lengths int32 [B]) -> [B, D]
 RetrieverKind = Literal["memory", "empty", "random", "oracle"]
 
 
@@ -26,7 +26,7 @@ def gather_documents(memory: MemoryState, slots_Bxk: Array) -> RetrievedDocument
 def make_retrieve(
   kind: RetrieverKind,
   memory: MemoryState,
-  encode: Encoder,
+  embed: Embed,
   k: int,
   *,
   group_ids: Array,
@@ -50,7 +50,7 @@ def make_retrieve(
   def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> RetrievedDocuments:
     batch = queries_BxQ.shape[0]
     if kind == "memory":
-      slots = find(encode(queries_BxQ, mask_BxQ))
+      slots = find(embed(queries_BxQ, mask_BxQ.sum(axis=1)))
     elif kind == "random":
       slots = find(jax.random.normal(jax.random.fold_in(key, hop), (batch, memory.embeddings.shape[1])))
     else:

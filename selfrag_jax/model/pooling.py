@@ -1,4 +1,4 @@
-"""Hidden states without the head, and their mean: what an embedding is made of."""
+"""Hidden states without the head, their mean, and unit vectors: the steps of an embedding."""
 
 import jax
 import jax.numpy as jnp
@@ -20,3 +20,9 @@ def mean_pool(hidden_BxTxD: Array, mask_BxT: ArrayLike) -> Array:
   states = hidden_BxTxD.astype(weights.dtype)
   total = jnp.einsum("bt,btd->bd", weights, states, precision=jax.lax.Precision.HIGHEST)
   return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
+
+
+def unit(rows_BxD: Array) -> Array:
+  """Scale rows to norm 1; zeros stay zeros, with a gradient of 0."""
+  square = jnp.sum(rows_BxD**2, axis=1, keepdims=True)
+  return rows_BxD * jax.lax.rsqrt(jnp.maximum(square, 1e-24))

@@ -12,7 +12,8 @@ import numpy as np
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.postings import Postings, best, build_postings, words
+from selfrag_jax.retrieval.postings import Postings, best, build_postings
+from selfrag_jax.text.words import words
 
 MERGED = 0.1  # of the documents, how many may be outside of the index
 COMPILED = 20_000  # documents from which numba, which compiles for seconds in every process, is worth it

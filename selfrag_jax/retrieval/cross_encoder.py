@@ -14,8 +14,7 @@ import numpy as np
 from selfrag_jax.encoders import bert
 from selfrag_jax.encoders.base import STEP, computed_in
 from selfrag_jax.encoders.batches import Spread, embed_by_length
-from selfrag_jax.encoders.bert import Bert, BertConfig
-from selfrag_jax.encoders.load import BertEncoder, locate_bert
+from selfrag_jax.encoders.bert import Bert, BertConfig, BertEncoder, locate_bert
 from selfrag_jax.model.stored import check_export
 from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.retrieval.document import Document

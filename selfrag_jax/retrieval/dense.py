@@ -1,25 +1,22 @@
 """`DenseRetriever`: documents and queries as vectors, searched by the memory's exact or approximate top-k."""
 
-import dataclasses
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from selfrag_jax.encoders.batches import embed_by_length
+from selfrag_jax.encoders.base import MINILM, Encoder, TextFunction, as_encoder
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.records import check_rows
 from selfrag_jax.memory.table import Change, Table
-from selfrag_jax.ragged import length_mask, power_of_two
+from selfrag_jax.ragged import power_of_two
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
-from selfrag_jax.retrieval.postings import words
 
-Encoder = Callable[[Sequence[str]], Any]  # texts -> f32 [N, D]
-TOKEN_BAG, CONSTANTS = "token-bag", "encoder.npz"
+CONSTANTS = "encoder.npz"
 FUNCTION = "function"  # what a folder says of an encoder that has no name
 GIVE_AGAIN = (
   "its vectors were made by a function, which no file can hold: give it again, load(folder, encoder=...), in a hybrid "
@@ -30,113 +27,51 @@ SAME = 0.05  # of a vector's length: how far one in another precision may be fro
 SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs are compiled
 
 
-@dataclasses.dataclass
-class TokenBagEncoder:
-  """Texts as bags of hashed words, with IDF weights and a random projection: no weights to load, nothing to train.
-
-  `fit` counts in how many texts a word is. Without it all words weigh the same. Words of which no document has one find
-  nothing: a bag of them would be similar to some by chance.
-  """
-
-  width: int = 256
-  buckets: int = 1 << 16
-  frequency: np.ndarray | None = None  # int64 [buckets], over `n_texts`
-  n_texts: int = 0
-  _bag: Any = None
-
-  @property
-  def constants(self) -> dict[str, np.ndarray]:
-    """What `fit` has counted; empty before."""
-    return {} if self.frequency is None else {"frequency": self.frequency, "n_texts": np.array(self.n_texts)}
-
-  @constants.setter
-  def constants(self, arrays: dict[str, np.ndarray]) -> None:
-    self.frequency, self.n_texts, self._bag = arrays["frequency"], int(arrays["n_texts"]), None
-
-  def fit(self, texts: Sequence[str]) -> None:
-    """Count the words of texts."""
-    from selfrag_jax.encoders.token_bag import document_frequency
-
-    self.frequency, self.n_texts = document_frequency(map(self._ids, texts), self.buckets), len(texts)
-    self._bag = None
-
-  def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts as unit vectors f32 [N, width]; a text without a word is 0."""
-    import jax
-
-    from selfrag_jax.encoders import token_bag
-
-    if self._bag is None:
-      counts = {} if self.frequency is None else {"document_frequency": self.frequency, "n_documents": self.n_texts}
-      self._bag = token_bag.init_token_bag(self.buckets, self.width, **counts), jax.jit(token_bag.embed)
-    bag, embed = self._bag
-    return embed_by_length(
-      [self._ids(text) for text in texts],
-      lambda tokens, lengths: embed(bag, tokens, length_mask(lengths, tokens.shape[1], np)),
-      self.width,
-      power_of_two,
-    )
-
-  def buckets_of(self, text: str) -> set[int]:
-    """Return the hashed words of a text."""
-    return set(self._ids(text))
-
-  def _ids(self, text: str) -> list[int]:
-    return [zlib.crc32(word.encode()) % self.buckets for word in words(text)]
-
-
-def make_encoder(model_name: str) -> Encoder:
-  """Return the encoder of a name: `token-bag`, or whatever `load_encoder` takes."""
-  if model_name == TOKEN_BAG:
-    return TokenBagEncoder()
-  from selfrag_jax.encoders.load import load_encoder  # TensorFlow takes seconds to import
-
-  return load_encoder(model_name)
-
-
 @register("dense")
 class DenseRetriever(BaseRetriever):
   """The cosine similarity of embeddings, searched exactly or approximately.
 
-  An encoder with a method `fit(texts)` and arrays `constants` (a token bag, a language model) is fitted to the first
-  documents that are added unless it has been, and stays as it is then.
+  The encoder is fitted to the first documents that are added unless it has been, and stays as it is then.
   """
 
-  def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, encoder: Encoder | None = None, backend: str = "exact"):
+  def __init__(
+    self, model_name: str = MINILM, *, encoder: Encoder | TextFunction | None = None, backend: str = "exact"
+  ):
     """Make a retriever without documents.
 
     Args:
       model_name: `token-bag`, `all-MiniLM-L6-v2`, or a folder or name that `load_encoder` takes.
-      encoder: any function of texts to [N, D], in its place. No file can hold it: `load` must be given it again, and
-        refuses one that embeds the documents otherwise.
+      encoder: any function of texts to [N, D], or an `Encoder`, in its place. No file can hold it: `load` must be given
+        it again, and refuses one that embeds the documents otherwise.
       backend: `exact` or `approx` on the devices, `scann` or `numpy` on the host.
     """
     super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
     make_backend(backend)  # refuse an unknown one now
     if encoder is not None and not callable(encoder):
       raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
-    self._given, self._table, self._constants = encoder, None, {}
-    self._buckets: set[int] | None = None  # of a token bag: those of all documents, when they are needed
+    self._given = None if encoder is None else as_encoder(encoder)
+    self._table, self._constants = None, {}
+    self._terms: set[int] | None = None  # of all documents, when they are needed
 
   @property
   def encoder(self) -> Encoder:
-    """The function of texts to vectors; a named one is loaded when it is needed first. ValueError if it is missing."""
+    """The encoder; a named one is loaded when it is needed first. Raises ValueError if a function is missing."""
     if self._given is None:
       if self.settings["model_name"] == FUNCTION:
         raise ValueError(GIVE_AGAIN)
-      self._given = make_encoder(self.settings["model_name"])
-    if self._constants and hasattr(self._given, "constants"):
-      self._given.constants, self._constants = self._constants, {}  # type: ignore[attr-defined]
+      self._given = load_encoder(self.settings["model_name"])
+    if self._constants:
+      self._given.constants, self._constants = self._constants, {}
     return self._given
 
   @encoder.setter
-  def encoder(self, encoder: Encoder) -> None:
-    self._given = encoder
+  def encoder(self, encoder: Encoder | TextFunction) -> None:
+    self._given = as_encoder(encoder)
 
   @property
-  def constants(self) -> dict[str, Any]:
-    """What the encoder was fitted to, arrays by name; empty for one that is not."""
-    return self._constants or getattr(self.encoder, "constants", {})
+  def constants(self) -> Mapping[str, Any]:
+    """The arrays that fitting the encoder has found, by name; empty for one that is not fitted."""
+    return self._constants or self.encoder.constants
 
   @property
   def vectors(self) -> np.ndarray:
@@ -147,8 +82,8 @@ class DenseRetriever(BaseRetriever):
 
   def _add(self, documents: Sequence[Document]) -> None:
     texts = [document.text for document in documents]
-    if self._table is None and hasattr(self.encoder, "fit") and not self.encoder.constants:  # type: ignore[attr-defined]
-      self.encoder.fit(texts)  # type: ignore[attr-defined]
+    if self._table is None and not self.encoder.constants:
+      self.encoder.fit(texts)
     self._add_embedded([document.id for document in documents], self._embed(texts))
 
   def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
@@ -156,7 +91,7 @@ class DenseRetriever(BaseRetriever):
     return lambda: self._add_embedded(ids, vectors)
 
   def _add_embedded(self, ids: Sequence[str], vectors: np.ndarray) -> None:
-    self._buckets = None
+    self._terms = None
     held = 0 if self._table is None else len(self._table.slots)
     if self._table is None or held + len(ids) > len(self._table.valid):
       old, size = self._table, max(SMALLEST, power_of_two(held + len(ids)))
@@ -171,7 +106,7 @@ class DenseRetriever(BaseRetriever):
 
   def _delete(self, ids: Sequence[str]) -> None:
     assert self._table is not None  # there are documents
-    self._buckets = None
+    self._terms = None
     self._table.apply(Change({"remove": list(ids), "add": [], "count": {}, "added": self._table.added}, {}))
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
@@ -182,23 +117,19 @@ class DenseRetriever(BaseRetriever):
       allowed = self._allowed([table.ids.get(slot) for slot in range(len(table.valid))], where)
     found = self._backend.search(table, self._embed(queries), top_k, allowed=allowed, bias=None, metric="cosine")
     slots, scores = np.asarray(found.slots), np.asarray(found.scores)
-    slots = np.where(np.array([self._has_words_of(query) for query in queries])[:, None], slots, -1)
+    slots = np.where(np.array([self._has_terms_of(query) for query in queries])[:, None], slots, -1)
     return Hits(
       [[table.ids[slot] for slot in row if slot >= 0] for row in slots.tolist()],
       [values[row >= 0].tolist() for row, values in zip(slots, scores, strict=True)],
     )
 
-  def _has_words_of(self, query: str) -> bool:
-    """Tell whether a document may be found: always, but of a token bag only by a word that some document has."""
-    encoder = self.encoder
-    if not isinstance(encoder, TokenBagEncoder):
+  def _has_terms_of(self, query: str) -> bool:
+    """Tell whether a document may be found for a query: not if its vector is similar to theirs only by chance."""
+    if self.encoder.is_familiar(query):
       return True
-    asked = encoder.buckets_of(query)
-    if encoder.frequency is not None and encoder.frequency[list(asked)].any():
-      return True
-    if self._buckets is None:  # seconds for many documents, of which only those added since it was fitted matter
-      self._buckets = set().union(*(encoder.buckets_of(document.text) for document in self._documents.values()))
-    return not asked.isdisjoint(self._buckets)
+    if self._terms is None:  # seconds for many documents
+      self._terms = set().union(*(self.encoder.terms(document.text) for document in self._documents.values()))
+    return not self._terms.isdisjoint(self.encoder.terms(query))
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
     vectors = as_rows(self.encoder(texts), len(texts))

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from selfrag_jax.encoders.cached import BlockEncoder, is_known
+from selfrag_jax.encoders.cached import BlockEncoder
 from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
-from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, PART, Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.duplicates import Duplicates
 from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
@@ -86,7 +85,7 @@ def prepare_knowledge_base(
       _know(encoders, old)
     stays, replaced = _carried_over(earlier, places, left_out)
     retriever.add_documents([*kept, *stays])
-    embedded = _total(sum(part.encoder.embedded for part in encoders))  # type: ignore[attr-defined]
+    embedded = _total(sum(encoder.embedded for encoder in encoders))
     report = {**counts, **left_out.report()}
     if old is not None:
       gone = set(map(whole_id, earlier)) - set(map(whole_id, retriever.documents))
@@ -95,7 +94,7 @@ def prepare_knowledge_base(
       "chunking": dataclasses.asdict(chunking),
       "near_duplicates": near_duplicates,
       "files": _digests(sources, left_out, {} if old is None else old.build.get("files", {})),
-      "encoders": [part.encoder.key for part in encoders],  # type: ignore[attr-defined]
+      "encoders": [encoder.key for encoder in encoders],
       "counts": {**counts, "bad": left_out.bad},
       "left_out": report["left_out"],
     }
@@ -160,7 +159,7 @@ def merge_knowledge_bases(
     for part in parts:
       _know(encoders, part, fitted=part is first)
     merged.add_documents(documents.values())
-    keys = [part.encoder.key for part in encoders]  # type: ignore[attr-defined]
+    keys = [encoder.key for encoder in encoders]
     same = {name: value for name, value in first.build.items() if all(p.build.get(name) == value for p in parts)}
     alike = {name: same[name] for name in ("chunking", "near_duplicates") if name in same}
     merged.build = {**alike, "merged": [part.build for part in parts], "encoders": keys}
@@ -203,12 +202,12 @@ def _plan(
 
 
 @contextlib.contextmanager
-def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator[list[DenseRetriever]]:
-  """Let the dense parts of a retriever embed in blocks that are kept until it is published; yield those parts.
+def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator[list[BlockEncoder]]:
+  """Let the dense parts of a retriever embed in blocks that are kept until it is published; yield their encoders.
 
   One process at a time builds in a folder, beside the other hosts of the same build.
   """
-  folder, encoders, is_new = root / UNFINISHED, dense_parts(retriever), not root.exists()
+  folder, parts, is_new = root / UNFINISHED, dense_parts(retriever), not root.exists()
   folder.mkdir(parents=True, exist_ok=True)
   advice = "wait for it to end, or give another folder"
   with contextlib.ExitStack() as stack:
@@ -216,11 +215,12 @@ def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator
       if jax.process_index() == 0:
         stack.enter_context(lock_folder(folder, advice))
         stack.push(lambda kind, *_: _discard(folder, is_new) if kind else None)
-        if not all(is_known(part.encoder) for part in encoders):  # a function may be another one than last time
+        if any(part.encoder.fingerprint is None for part in parts):  # it may be another one than last time
           for block in folder.glob("*.npy"):
             block.unlink()
-    for part in encoders:
-      part.encoder = BlockEncoder(part.encoder, part.settings["model_name"], folder, progress=progress)
+    encoders = [BlockEncoder(part.encoder, part.settings["model_name"], folder, progress=progress) for part in parts]
+    for part, encoder in zip(parts, encoders, strict=True):
+      part.encoder = encoder
     yield encoders
 
 
@@ -262,18 +262,17 @@ def _total(n: int) -> int:
   return int(np.sum(multihost_utils.process_allgather(np.array(n)))) if jax.process_count() > 1 else n
 
 
-def _know(encoders: Sequence[DenseRetriever], old: BaseRetriever, *, fitted: bool = True) -> None:
+def _know(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitted: bool = True) -> None:
   """Let encoders know the vectors of an earlier knowledge base, if they are the same; `fitted`: and what it fitted."""
   keys = old.build.get("encoders", ())
-  for number, (part, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
-    encoder: Any = part.encoder
-    if before.settings["model_name"] != part.settings["model_name"]:
+  for number, (encoder, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
+    if before.settings["model_name"] != encoder.model_name:
       continue
     # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are unless
     # they come out the same
-    if fitted and hasattr(encoder.encoder, "params") and (constants := before.constants):
-      encoder.encoder.constants = constants
-    if is_known(encoder.encoder) and number < len(keys):
+    if fitted and encoder.learned_params and (constants := before.constants):
+      encoder.constants = constants
+    if encoder.fingerprint is not None and number < len(keys):
       rows = zip(old.documents, before.vectors, strict=True)
       vectors = {document.text: row for document, row in rows}
       encoder.known[keys[number]] = {**encoder.known.get(keys[number], {}), **vectors}

@@ -1,18 +1,10 @@
-"""Texts as words, and words as postings: which documents have a word, and how often."""
+"""Words as postings: which documents have a word, and how often."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-WORDS = re.compile(r"(?u)\b\w\w+\b")
-
-
-def words(text: str) -> list[str]:
-  """Split a text into its words of two letters or more, in lower case."""
-  return WORDS.findall(text.lower())
 
 
 class Postings(NamedTuple):

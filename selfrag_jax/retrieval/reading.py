@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -97,9 +97,7 @@ def length_counter(chunking: Chunking, retriever: BaseRetriever) -> Count:
   """Return what says how long texts are. Raises ValueError if tokens are counted and no encoder has a tokenizer."""
   if chunking.unit == "word" or not chunking.size:
     return count_words
-  tokenizers: list[Any] = [getattr(part.encoder, "tokenizer", None) for part in dense_parts(retriever)]
-  tokenizer = next(filter(None, tokenizers), None)
-  if tokenizer is None:
-    raise ValueError("chunks are counted in tokens of the encoder, and this retriever has none: count words")
-  encode_batch = getattr(tokenizer, "encode_batch", None) or (lambda texts: [tokenizer.encode(text) for text in texts])
-  return lambda texts: [len(ids) for ids in encode_batch(texts)]
+  for part in dense_parts(retriever):
+    if part.encoder.count_tokens is not None:
+      return part.encoder.count_tokens
+  raise ValueError("chunks are counted in tokens of the encoder, and this retriever has none: count words")

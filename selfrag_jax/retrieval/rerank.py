@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.encoders.base import MINILM, Encoder, TextFunction
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
-from selfrag_jax.retrieval.dense import as_rows, make_encoder
+from selfrag_jax.retrieval.dense import as_rows
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
 from selfrag_jax.typing import ArrayLike
@@ -27,7 +29,7 @@ class MMR:
   `tradeoff` 1 orders by similarity to the query alone. Scores say only the order: they fall evenly from 1.
   """
 
-  def __init__(self, model_name: str = "all-MiniLM-L6-v2", *, tradeoff: float = 0.5, encoder: Any = None):
+  def __init__(self, model_name: str = MINILM, *, tradeoff: float = 0.5, encoder: Encoder | TextFunction | None = None):
     """Raises ValueError for a tradeoff outside [0, 1]."""
     if not 0 <= tradeoff <= 1:
       raise ValueError(f"tradeoff = {tradeoff} must be in [0, 1]")
@@ -36,7 +38,7 @@ class MMR:
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
     """Score each document by when it is chosen, f32 [N]."""
     if self._encoder is None:
-      self._encoder = make_encoder(self._name)
+      self._encoder = load_encoder(self._name)
     rows = as_rows(self._encoder([query, *(document.text for document in documents)]), 1 + len(documents))
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     relevance, similarity = rows[1:] @ rows[0], rows[1:] @ rows[1:].T

@@ -8,7 +8,8 @@ import numpy as np
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.postings import best, build_postings, words
+from selfrag_jax.retrieval.postings import best, build_postings
+from selfrag_jax.text.words import words
 
 
 @register("simple")

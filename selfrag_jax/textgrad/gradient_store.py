@@ -7,11 +7,12 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from selfrag_jax.encoders.base import Encoder, TextFunction, as_encoder
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
@@ -22,7 +23,6 @@ FORMAT = 3
 LOGGED = 1000  # changes of a small store before its log is written anew
 FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
-Encoder = Callable[[Sequence[str]], Any]
 
 
 class GradientStoreError(RuntimeError):
@@ -42,7 +42,7 @@ class GradientStore:
     self,
     path: str | None = None,
     *,
-    encoder: Encoder | None = None,
+    encoder: Encoder | TextFunction | None = None,
     encoder_name: str | None = None,
     max_records: int = 100_000,
     sample_weight: float = 0.5,
@@ -53,7 +53,8 @@ class GradientStore:
 
     Args:
       path: local folder; None keeps everything in memory.
-      encoder: maps texts to [N, D]; words, hashed, by default: those of the folder if it was made with such.
+      encoder: an `Encoder`, or a function of texts to [N, D]; words, hashed, by default: those of the folder if it was
+        made with such.
       encoder_name: what the folder remembers it by; its `name` by default, and needed if it has none.
       max_records: how many critiques fit.
       sample_weight: the key of a search. 1 finds by the sample alone, 0 by the critique alone, and what is between by
@@ -67,9 +68,8 @@ class GradientStore:
     """
     if not 0 <= sample_weight <= 1:
       raise ValueError(f"sample_weight = {sample_weight} must be between 0 and 1")
-    self._encoder = encoder or _hashing_of(path) or HashingEncoder()
-    name = encoder_name or getattr(self._encoder, "name", None) or type(self._encoder).__name__
-    width = int(np.asarray(self._encoder(["width"])).shape[1])
+    self._encoder = as_encoder(encoder) if encoder else _hashing_of(path) or HashingEncoder()
+    name, width = encoder_name or self._encoder.name, self._encoder.width
     self._sample_weight, self._max_records = sample_weight, max_records
     self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
     self._lock, self._changes = threading.RLock(), 0
@@ -81,7 +81,7 @@ class GradientStore:
     if self._file is None:
       self._memory = MemoryStore(2 * width, max_records, chunk_size=0, metric="dot", **options)
       return
-    if encoder is not None and encoder_name is None and not hasattr(encoder, "name"):
+    if not name:
       raise ValueError("a folder remembers its encoder: give encoder_name, or an encoder with a name")
     self._memory = self._open_memory(self._file.parent, settings, max_records, read_only, options)
     self._max_records = self._memory.settings["max_chunks"]

@@ -1,16 +1,19 @@
 """Rollouts of a search task with their scores: what reinforcement learning trains on and evaluation reports."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from selfrag_jax.encoders.token_bag import TokenBag, document_frequency, init_token_bag
-from selfrag_jax.generate.encoder import LMEncoder, encode, init_lm_encoder
+from selfrag_jax.encoders.base import TokenEncoder
+from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.token_bag import TokenBagEncoder
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
 from selfrag_jax.generate.rollout import (
   ControlTokens,
@@ -29,7 +32,6 @@ from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
-from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.search_task import Corpus, SearchBatch, SearchTask
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.state import abstract
@@ -92,10 +94,9 @@ class RolloutRunner:
     if memory.encoder == "lm" and encoder_params is None:
       raise ValueError("memory.encoder is lm, but a model from scratch embeds nothing yet: set init, or use token_bag")
     self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
-    self._encoder_params = encoder_params
     end = task.template.end_of_turn.name
     self.control: ControlTokens = control_tokens(task.tokenizer, task.notice, end)
-    self.encoder: TokenBag | LMEncoder | None = None
+    self.encoder = self._make_encoder(encoder_params)
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._unstack = jax.jit(lambda params: unstack(model, params))
@@ -105,9 +106,9 @@ class RolloutRunner:
     """Return the memory of a corpus; that of the same object is built once."""
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
-    if self.encoder is None:
-      self.encoder = self._make_encoder()
-    memory = self._build(self.encoder, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
+    if not self.encoder.constants:
+      self._fit_encoder()
+    memory = self._build(self.encoder.params, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
 
@@ -124,7 +125,7 @@ class RolloutRunner:
     """Roll every question out `repeats` times; rows of one question are neighbours."""
     memory = self.memory(batch.corpus)
     inputs = jax.device_put(_inputs(batch), batch_sharding(self.mesh))
-    done = self._run(params, self.encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    done = self._run(params, self.encoder.params, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = fetch(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, repeats)
 
@@ -143,7 +144,7 @@ class RolloutRunner:
   ) -> jax.stages.Lowered:
     """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
-    encoder = abstract(jax.eval_shape(self._make_encoder), whole)
+    encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), whole)
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
     inputs = abstract(_inputs(batch), rows)
@@ -172,22 +173,17 @@ class RolloutRunner:
     )
     return Scores(*(np.asarray(column, np.float32) for column in columns))
 
-  def _make_encoder(self) -> TokenBag | LMEncoder:
-    # always from the same documents: what happened to be searched first must not change how a resumed run searches
+  def _make_encoder(self, params: Params | None) -> TokenEncoder:
+    tokenizer = self.task.tokenizer
+    if self.memory_config.encoder == "lm" and params is not None:
+      return LMEncoder(self.model, params, tokenizer)
+    special = tuple(tokenizer.special.values())
+    return TokenBagEncoder(self.memory_config.d_embed, self.model.padded_vocab, tokenizer.encode, special)
+
+  def _fit_encoder(self) -> None:
+    # always to the same documents: what happened to be searched first must not change how a resumed run searches
     corpus = self.task.batch("train", [0]).corpus
-    if self.memory_config.encoder == "lm" and self._encoder_params is not None:
-      keys = jnp.asarray(corpus.keys)
-      return init_lm_encoder(
-        self.model, self._encoder_params, keys, length_mask(corpus.key_lengths, keys.shape[1], jnp)
-      )
-    keys = [key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
-    return init_token_bag(
-      self.model.padded_vocab,
-      self.memory_config.d_embed,
-      document_frequency=document_frequency(keys, self.model.padded_vocab),
-      n_documents=len(keys),
-      special_ids=tuple(self.task.tokenizer.special.values()),
-    )
+    self.encoder.fit_tokens([key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)])
 
   def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
     """Fill the corpus up to whole shards of the mesh; return it and which of its rows are real."""
@@ -196,12 +192,12 @@ class RolloutRunner:
     padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
     return padded, np.arange(n + padding) < n
 
-  def _build_memory(self, encoder: TokenBag | LMEncoder, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
+  def _build_memory(self, encoder_params: Any, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
     corpus, real = inputs
-    inside = length_mask(corpus.key_lengths, corpus.keys.shape[1], jnp)
     # in parts: what a key looks like on its way through the encoder is a thousand times its embedding
-    one = lambda key: encode(encoder, key[0][None], key[1][None])[0]
-    embedded = jax.lax.map(one, (jnp.asarray(corpus.keys), inside), batch_size=EMBED_BATCH)
+    one = lambda key: self.encoder.apply(encoder_params, key[0][None], key[1][None])[0]
+    keys = jnp.asarray(corpus.keys), jnp.asarray(corpus.key_lengths)
+    embedded = jax.lax.map(one, keys, batch_size=EMBED_BATCH)
     dtype, width = self.memory_config.dtype, corpus.tokens.shape[1]
     state = init_memory(len(corpus.keys), embedded.shape[1], chunk_tokens=width, dtype=dtype)
     documents = {"group_ids": corpus.group_ids, "tokens": corpus.tokens, "lengths": corpus.lengths}
@@ -210,14 +206,14 @@ class RolloutRunner:
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
   def _run_traced(
-    self, params, encoder, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
+    self, params, encoder_params, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
   ) -> Rollout:
     prompts, lengths, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids))
     rollout_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
       memory,
-      lambda tokens, mask: encode(encoder, tokens, mask),
+      partial(self.encoder.apply, encoder_params),
       config.documents_per_hop,
       group_ids=group_ids,
       gold_BxG=gold,

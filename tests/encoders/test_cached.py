@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.encoders import cached as embedding
+from selfrag_jax.encoders import cached
+from selfrag_jax.encoders.base import FunctionEncoder
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.encoders.cached import BlockEncoder
 
@@ -40,12 +41,12 @@ def in_batches(texts):
 )
 def test_the_bar_moves_with_every_batch_inside_a_block(tmp_path, monkeypatch, encoder, stood):
   bar = Bar()
-  monkeypatch.setattr(embedding, "tqdm", bar)
-  monkeypatch.setattr(embedding, "BLOCK", 10)
+  monkeypatch.setattr(cached, "tqdm", bar)
+  monkeypatch.setattr(cached, "BLOCK", 10)
   texts = [f"text {i}" for i in range(15)]
-  BlockEncoder(encoder, "mine", tmp_path)(texts)
+  BlockEncoder(FunctionEncoder(encoder), "mine", tmp_path)(texts)
   assert set(bar) == stood
   bar.n = 0
   bar.clear()
-  BlockEncoder(encoder, "mine", tmp_path)(texts)  # all blocks are there
+  BlockEncoder(FunctionEncoder(encoder), "mine", tmp_path)(texts)  # all blocks are there
   assert bar == [10, 15]

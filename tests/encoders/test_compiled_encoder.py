@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.generate.encoder import encode, init_lm_encoder
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.memory.topk_numpy import search_numpy
@@ -26,6 +26,7 @@ MODEL = ModelConfig(
   ssm_state=8, ssm_head_dim=16, ssm_chunk=8, init_scale=0.3,
 )  # fmt: skip
 KEYS = TASK.kb.key_tokens()
+LENGTHS = (KEYS >= 0).sum(axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,19 @@ def params():
 
 
 def test_embeddings_are_standardised_means_of_real_tokens(params):
-  encoder = init_lm_encoder(MODEL, params, KEYS, KEYS >= 0, batch=5)
-  embedded = encode(encoder, KEYS, KEYS >= 0)
-  np.testing.assert_allclose(embedded.mean(axis=0), 0, atol=1e-5)
-  np.testing.assert_allclose(embedded.std(axis=0), 1, atol=1e-4)
+  encoder = LMEncoder(MODEL, params, TASK.tokenizer)
+  encoder.fit_tokens([key[:n] for key, n in zip(KEYS, LENGTHS, strict=True)])
+  embedded = encoder.apply(encoder.params, KEYS, LENGTHS)
   states = np.asarray(jax.jit(LM(MODEL).apply)(params, KEYS)).mean(axis=1)
-  np.testing.assert_allclose(embedded, (states - states.mean(axis=0)) / states.std(axis=0), atol=1e-4)
+  constants = encoder.constants
+  standard = (states - constants["mean"]) * constants["scale"]
+  np.testing.assert_allclose(standard.mean(axis=0), 0, atol=1e-5)
+  np.testing.assert_allclose(standard.std(axis=0), 1, atol=1e-4)
+  expected = (states - states.mean(axis=0)) / states.std(axis=0)
+  np.testing.assert_allclose(embedded, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-4)
   padded = np.pad(KEYS, ((0, 0), (0, 4)), constant_values=-1)
-  np.testing.assert_allclose(encode(encoder, padded, padded >= 0), embedded, atol=1e-4)
-  assert (encode(encoder, KEYS, np.zeros_like(KEYS, bool)) == 0).all()
+  np.testing.assert_allclose(encoder.apply(encoder.params, padded, LENGTHS), embedded, atol=1e-4)
+  assert (encoder.apply(encoder.params, KEYS, np.zeros_like(LENGTHS)) == 0).all()
 
 
 def test_a_rollout_finds_what_is_most_like_its_query(params):
@@ -58,14 +63,13 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
   runner = RolloutRunner(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
   memory = runner.memory(asked.corpus)
   assert memory.embeddings.shape == (8 * 16, MODEL.d_model)
-  embed = jax.jit(encode)
-  found = search_numpy(memory, embed(runner.encoder, KEYS, KEYS >= 0), 1, group_ids=np.full(16, 3))
+  embed = partial(runner.encoder.apply, runner.encoder.params)
+  found = search_numpy(memory, embed(KEYS, LENGTHS), 1, group_ids=np.full(16, 3))
   np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
   episodes = runner.run(pushed, asked, RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
   queries, lengths = pad_rows([transcript.queries[0] for transcript in episodes.transcripts], 4)
-  embedded = embed(runner.encoder, queries, np.arange(4)[None] < lengths[:, None])
-  slots = search_numpy(memory, embedded, 2, group_ids=np.arange(8)).slots
+  slots = search_numpy(memory, embed(queries, lengths), 2, group_ids=np.arange(8)).slots
   np.testing.assert_array_equal(episodes.host.slots[:, 0], np.where(lengths[:, None] > 0, slots, -1))
   assert 0 < np.count_nonzero(lengths) < 8
 
@@ -75,7 +79,7 @@ def test_an_empty_query_finds_nothing(params, encoder):
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
   runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
   memory, queries, gold = runner.memory(TASK.batch("train", range(2)).corpus), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
-  embed = lambda tokens, mask: encode(runner.encoder, tokens, mask)
+  embed = partial(runner.encoder.apply, runner.encoder.params)
   groups = np.array([1, 1], np.int32)
   retrieve = make_retrieve("memory", memory, embed, 2, group_ids=groups, gold_BxG=gold, key=jax.random.key(0))
   found = jax.jit(retrieve)(queries, (queries >= 0) & [[True], [False]], 0)
@@ -109,5 +113,5 @@ def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
   for indices in (range(2), range(5, 9)):
     runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
     runner.memory(TASK.batch("train", indices).corpus)
-    weights.append(np.asarray(runner.encoder.weights))
+    weights.append(np.asarray(runner.encoder.params.weights))
   np.testing.assert_array_equal(*weights)

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from selfrag_jax.encoders.batches import Spread
-from selfrag_jax.encoders.bert import BertConfig, init_bert
+from selfrag_jax.encoders.bert import BertConfig, embed, init_bert
 from selfrag_jax.encoders.cached import encoder_key
-from selfrag_jax.encoders.load import embed, load_encoder
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.text.wordpiece import SPECIAL
 
@@ -157,7 +157,7 @@ def test_all_devices_take_their_share(folder):
   encoder = load_encoder(folder)
   many = [" ".join(WORDS[i % 15] for i in range(n, n + 9)) for n in range(16)]
   seen = []
-  function = lambda params, tokens, lengths: seen.append(tokens) or encoder.embed(params, tokens, lengths)
+  function = lambda params, tokens, lengths: seen.append(tokens) or encoder.apply(params, tokens, lengths)
   encoder._spread = Spread(function, encoder.params)
   found = encoder(many)
   assert [len(tokens.sharding.device_set) for tokens in seen] == [8]

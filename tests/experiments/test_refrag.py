@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.refrag import get_config
 from selfrag_jax.experiments.refrag import bm25, build, dry_run, load_policy, run
-from selfrag_jax.generate.encoder import encode
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.tasks.passages import INSTRUCTION
 from selfrag_jax.text.chat import document_body
@@ -170,7 +169,8 @@ def test_the_report_says_what_the_policy_does(experiment, workdir):
   assert (report["task"], report["dropped_questions"], report["cut_passages"]) == ("passages", 1, 0)
 
   query = np.array([task.tokenizer.encode("Velden")])
-  slots = search_numpy(runner.memory(task.corpus), encode(runner.encoder, query, query >= 0), 2).slots[0]
+  memory, lengths = runner.memory(task.corpus), np.array([query.shape[1]])
+  slots = search_numpy(memory, runner.encoder.apply(runner.encoder.params, query, lengths), 2).slots[0]
   assert slots[0] == SLOTS["Velden"]
   found = np.isin(asked.gold, slots)
   assert report["recall"] == pytest.approx({"hop1": found[:, 0].mean(), "gold": found.mean()})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from selfrag_jax.encoders.base import FunctionEncoder
 from selfrag_jax.experiments import retrieval
 from selfrag_jax.metrics.retrieval import ndcg
 from selfrag_jax.retrieval import dense
@@ -43,7 +44,7 @@ def test_a_corpus_is_embedded_once_for_all_retrievers(tmp_path, monkeypatch):
     asked.extend(texts)
     return np.stack([np.bincount(np.frombuffer(text.encode(), np.uint8), minlength=256) for text in texts])
 
-  monkeypatch.setattr(dense, "make_encoder", lambda name: encoder)
+  monkeypatch.setattr(dense, "load_encoder", lambda name: FunctionEncoder(encoder))
   make = lambda: {"dense": create("dense", backend="numpy"), "hybrid": create("hybrid"), "second": create("dense")}
   data, alone = read_beir(EXAMPLE), make()
   for retriever in alone.values():
@@ -55,6 +56,21 @@ def test_a_corpus_is_embedded_once_for_all_retrievers(tmp_path, monkeypatch):
   corpus = {document.text for document in data.documents}
   assert sorted(text for text in asked if text in corpus) == sorted(corpus)
   assert {name: report[f"{name}.ndcg@10"] for name in wanted} == pytest.approx(wanted)
+
+
+def test_retrievers_of_one_function_share_its_vectors():
+  asked = []
+
+  def encoder(texts):
+    asked.extend(texts)
+    return np.ones((len(texts), 3), np.float32)
+
+  data = read_beir(EXAMPLE)
+  retrievers = [create("dense", encoder=encoder, backend="numpy") for _ in range(2)]
+  retrieval.share_encoders(retrievers, data)
+  for retriever in retrievers:
+    retriever.add_documents(data.documents)
+  assert sorted(asked) == sorted({document.text for document in data.documents})
 
 
 def test_differences_are_to_the_baseline(tmp_path):

@@ -87,7 +87,6 @@ def models(folder: Path) -> None:
 
   from selfrag_jax.encoders import bert
   from selfrag_jax.encoders.language_model import LMEncoder
-  from selfrag_jax.encoders.load import BertEncoder
   from selfrag_jax.model.config import ModelConfig
   from selfrag_jax.model.lm import init_params
   from selfrag_jax.model.pretrained import export_safetensors
@@ -119,7 +118,7 @@ def models(folder: Path) -> None:
     "max_positions": 32,
     "max_tokens": 32,
   }
-  for name, kind, labels in (("bert", BertEncoder, 0), ("cross_encoder", CrossEncoder, 1)):
+  for name, kind, labels in (("bert", bert.BertEncoder, 0), ("cross_encoder", CrossEncoder, 1)):
     config = bert.BertConfig(**sizes, labels=labels)
     kind(config, params := unbox(bert.init_bert(config, key)), tokenizer).save(folder / name, params)
 

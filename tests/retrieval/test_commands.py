@@ -137,9 +137,9 @@ def test_add_delete_and_merge(kb, tmp_path, capsys):
 def test_validate_finds_another_encoder(kb, capsys, monkeypatch):
   assert run("validate", "--knowledge_base", kb) == 0
   assert "254 documents in 4 files, all as written" in capsys.readouterr().out
-  from selfrag_jax.retrieval import dense
+  from selfrag_jax.encoders import token_bag
 
-  monkeypatch.setattr(dense, "words", lambda text: text.upper().split())
+  monkeypatch.setattr(token_bag, "words", lambda text: text.upper().split())
   assert run("validate", "--knowledge_base", kb) == 1
   assert "token-bag gives other vectors for 32 of 32 documents" in capsys.readouterr().out
 

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from selfrag_jax.encoders.token_bag import TokenBagEncoder
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.bm25 import BM25Retriever
-from selfrag_jax.retrieval.dense import SMALLEST, DenseRetriever, TokenBagEncoder
+from selfrag_jax.retrieval.dense import SMALLEST, DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import HybridRetriever
 from selfrag_jax.retrieval.rerank import RerankRetriever

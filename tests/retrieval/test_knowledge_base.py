@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.encoders import cached as embedding
+from selfrag_jax.encoders.base import Encoder
 from selfrag_jax.encoders.cached import BlockEncoder
 from selfrag_jax.retrieval import knowledge_base
 from selfrag_jax.retrieval.base import create, load
@@ -43,16 +44,23 @@ def digests(folder):
   return {name: x["sha256"] for name, x in json.loads((folder / "manifest.json").read_text())["files"].items()}
 
 
-def letters(texts):
+class Letters(Encoder):
   """Embed texts by how often each letter is in them; what it was asked is kept."""
-  letters.asked += texts
-  return np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
+
+  fingerprint = "letters"
+
+  def __init__(self):
+    self.asked = []
+
+  def __call__(self, texts):
+    self.asked += texts
+    return np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
 
 
 @pytest.fixture
 def own_encoder(monkeypatch):
-  letters.asked, letters.fingerprint = [], "letters"
-  monkeypatch.setattr("selfrag_jax.retrieval.dense.make_encoder", lambda name: letters)
+  letters = Letters()
+  monkeypatch.setattr("selfrag_jax.retrieval.dense.load_encoder", lambda name: letters)
   return letters
 
 
@@ -155,7 +163,7 @@ def test_sync_embeds_only_what_is_new(tmp_path, own_encoder):
   assert own_encoder.asked == ["1 a changed text", "new a new text"]
   synced = load(tmp_path / "kb")
   assert {d.id for d in synced.documents} == {"0.txt", "1.txt", "3.txt", "4.txt", "5.txt", "new.txt", "mine"}
-  np.testing.assert_array_equal(synced.vectors, letters([d.text for d in synced.documents]))
+  np.testing.assert_array_equal(synced.vectors, own_encoder([d.text for d in synced.documents]))
 
 
 def test_another_encoder_embeds_everything(tmp_path, own_encoder):
@@ -179,7 +187,7 @@ def test_merging_takes_vectors_over(tmp_path, own_encoder):
   assert merged == 13
   assert not (tmp_path / "kb" / UNFINISHED).exists()
   again = load(tmp_path / "kb")
-  np.testing.assert_array_equal(again.vectors, letters([d.text for d in again.documents]))
+  np.testing.assert_array_equal(again.vectors, own_encoder([d.text for d in again.documents]))
   (tmp_path / "a" / "both.txt").write_text("another text")
   prepare(tmp_path / "a", tmp_path / "kb_a", sync=True)
   with pytest.raises(ValueError, match=r"kb_b has another document with the id 'both\.txt'"):
@@ -269,7 +277,7 @@ def test_vectors_of_a_function_are_not_taken_for_those_of_another(tmp_path):
 
 def test_merging_mixes_no_vectors_of_two_fits(tmp_path, monkeypatch):
   """Parts whose encoders were fitted to different texts: the first one's fit stays, the others are embedded by it."""
-  monkeypatch.setattr("selfrag_jax.retrieval.dense.make_encoder", lambda name: Fitted())
+  monkeypatch.setattr("selfrag_jax.retrieval.dense.load_encoder", lambda name: Fitted())
   for name, n in (("a", 1), ("b", 5)):
     folder = write_files(tmp_path / name, n=n)
     for file in list(folder.iterdir()):
@@ -280,13 +288,11 @@ def test_merging_mixes_no_vectors_of_two_fits(tmp_path, monkeypatch):
   np.testing.assert_array_equal(merged.vectors, merged.encoder([d.text for d in merged.documents]))
 
 
-class Fitted:
+class Fitted(Encoder):
   """An encoder that remembers how many texts it was fitted to, as a language model does their mean."""
 
-  params: ClassVar = {"w": np.ones(2, np.float32)}
-
-  def __init__(self):
-    self.constants = {}
+  learned_params: ClassVar = {"w": np.ones(2, np.float32)}
+  fingerprint = ""
 
   def fit(self, texts):
     self.constants = {"n": np.array(float(len(texts)))}
@@ -381,7 +387,7 @@ def test_two_hosts_embed_their_shares(tmp_path, monkeypatch, own_encoder):
         raise Left  # the first one waits here until the other has come
 
     monkeypatch.setattr(embedding.multihost_utils, "sync_global_devices", barrier)
-    encoder = BlockEncoder(letters, "letters", tmp_path, progress=False)
+    encoder = BlockEncoder(own_encoder, "letters", tmp_path, progress=False)
     if host:
       with pytest.raises(Left):
         encoder(texts)
@@ -389,4 +395,4 @@ def test_two_hosts_embed_their_shares(tmp_path, monkeypatch, own_encoder):
       rows = encoder(texts)
     asked[host] = own_encoder.asked
   assert asked == {1: texts[2:4] + texts[6:], 0: texts[:2] + texts[4:6]}
-  np.testing.assert_array_equal(rows, letters(texts))
+  np.testing.assert_array_equal(rows, own_encoder(texts))

@@ -5,9 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.encoders.bert import BertConfig, init_bert
+from selfrag_jax.encoders.bert import BertConfig, BertEncoder, init_bert
 from selfrag_jax.encoders.language_model import LMEncoder
-from selfrag_jax.encoders.load import BertEncoder
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params

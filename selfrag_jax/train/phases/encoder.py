@@ -102,10 +102,10 @@ class EncoderPhase(GradientPhase):
   def _embed(self, params: Params, tokens: Array, lengths: Array) -> Array:
     chunk = self._config.chunk or len(tokens)
     if chunk == len(tokens):
-      return self._encoder.embed(params, tokens, lengths)
+      return self._encoder.apply(params, tokens, lengths)
     # a chunk has rows of every shard: the batch axis stays split over the devices
     by_chunk = lambda x: jnp.moveaxis(x.reshape(chunk, -1, *x.shape[1:]), 1, 0)
-    embed = jax.checkpoint(lambda rows: self._encoder.embed(params, *rows))
+    embed = jax.checkpoint(lambda rows: self._encoder.apply(params, *rows))
     rows = jax.lax.map(embed, (by_chunk(tokens), by_chunk(lengths)))
     return jnp.moveaxis(rows, 0, 1).reshape(len(tokens), -1)
 
