@@ -20,7 +20,7 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
-  package_data={"selfrag_jax": ["py.typed", "data/*/*"]},
+  package_data={"selfrag_jax": ["py.typed", "*.pyi", "data/*/*"], "selfrag_jax.*": ["*.pyi"]},
   install_requires=[
     "absl-py~=2.5",
     "array_record>=0.8,<1",
@@ -30,6 +30,7 @@ setup(
     "flax==0.12.8",
     "grain==0.2.18",
     "jax==0.10.2",
+    "lazy_loader>=0.4,<1",
     "matplotlib>=3.9,<4",
     "ml_collections~=1.1",
     "numba>=0.61,<1",

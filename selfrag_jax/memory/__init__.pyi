@@ -1,0 +1,13 @@
+from .journal import StoreError as StoreError
+from .records import Chunk as Chunk
+from .records import Recency as Recency
+from .scoring import SearchResult as SearchResult
+from .state import MemoryState as MemoryState
+from .state import clear as clear
+from .state import delete as delete
+from .state import init_memory as init_memory
+from .state import put as put
+from .state import write as write
+from .store import MemoryStore as MemoryStore
+from .topk import search as search
+from .topk_numpy import search_numpy as search_numpy

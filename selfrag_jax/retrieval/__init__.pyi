@@ -1,0 +1,16 @@
+from .base import BaseRetriever as BaseRetriever
+from .base import create as create
+from .base import import_plugins as import_plugins
+from .base import load as load
+from .base import register as register
+from .beir import Judged as Judged
+from .beir import read_beir as read_beir
+from .bm25 import BM25Retriever as BM25Retriever
+from .dense import DenseRetriever as DenseRetriever
+from .document import Document as Document
+from .hybrid import HybridRetriever as HybridRetriever
+from .knowledge_base import merge_knowledge_bases as merge_knowledge_bases
+from .knowledge_base import prepare_knowledge_base as prepare_knowledge_base
+from .manager import RetrievalManager as RetrievalManager
+from .rerank import RerankRetriever as RerankRetriever
+from .simple import SimpleRetriever as SimpleRetriever

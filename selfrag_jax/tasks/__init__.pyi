@@ -1,0 +1,14 @@
+from .datasets import QAFolder as QAFolder
+from .datasets import read_qa_folder as read_qa_folder
+from .facts import Facts as Facts
+from .passages import PassageSearch as PassageSearch
+from .programs import isolation as isolation
+from .prompt_tasks import PromptTask as PromptTask
+from .prompt_tasks import Sample as Sample
+from .prompt_tasks import make_task as make_task
+from .rewards import RewardConfig as RewardConfig
+from .rewards import search_reward as search_reward
+from .rulebook import Rulebook as Rulebook
+from .search_task import SearchTask as SearchTask
+from .two_hop import TwoHopKB as TwoHopKB
+from .two_hop_search import TwoHopSearch as TwoHopSearch

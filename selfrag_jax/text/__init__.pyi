@@ -1,0 +1,13 @@
+from .chat import ChatTemplate as ChatTemplate
+from .chat import render_conversation as render_conversation
+from .chat import render_for_completion as render_for_completion
+from .chat import visualize_tokenization as visualize_tokenization
+from .chunking import Span as Span
+from .chunking import chunk as chunk
+from .registry import open_tokenizer as open_tokenizer
+from .sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
+from .tokenizer import BPETokenizer as BPETokenizer
+from .tokenizer import ByteTokenizer as ByteTokenizer
+from .tokenizer import Tokenizer as Tokenizer
+from .tokenizer import WordTokenizer as WordTokenizer
+from .wordpiece import WordPieceTokenizer as WordPieceTokenizer

@@ -1,0 +1,14 @@
+from .checkpoint import Checkpointer as Checkpointer
+from .checkpoint import CheckpointError as CheckpointError
+from .load import LoadedModel as LoadedModel
+from .load import load_model as load_model
+from .loop import LoopConfig as LoopConfig
+from .loop import NonFiniteLossError as NonFiniteLossError
+from .loop import Phase as Phase
+from .loop import Preempted as Preempted
+from .loop import train as train
+from .optimizer import OptimizerConfig as OptimizerConfig
+from .optimizer import make_optimizer as make_optimizer
+from .phases.base import GradientPhase as GradientPhase
+from .phases.base import PhaseConfig as PhaseConfig
+from .state import TrainState as TrainState
