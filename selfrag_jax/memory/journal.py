@@ -10,13 +10,12 @@ frame that was being written when the process died is dropped; any other damage 
 """
 
 import contextlib
-import hashlib
+import errno
 import io
 import json
 import os
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,21 +24,20 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.memory.table import Change
-from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
+from selfrag_jax.storage.arrays import npz_bytes, read_npz
+from selfrag_jax.storage.atomic import absolute, is_local, temporary_name, write_bytes_atomic
 from selfrag_jax.storage.lock import lock_folder
-from selfrag_jax.storage.manifest import file_digest
+from selfrag_jax.storage.manifest import MANIFEST, FormatError, Manifest, ManifestError, digests, first_damage
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 FILES = {"arrays": "npz", "records": "jsonl", "log": "bin"}
 _OURS = re.compile(r"\.?(arrays|records|log)-(\d+)\.(npz|jsonl|bin)(\.tmp)?")
 # A frame begins with the length of its header (JSON), that of its arrays, a CRC-32 of both, and a CRC-32 of these
 # sixteen bytes. What is cut short still has whole lengths, so lengths that do not verify are damage, not a torn end.
 _LENGTHS = struct.Struct("<IQI")
 _FRAME = struct.Struct("<IQII")
-
-
-_NO_STORES = (AttributeError, EOFError, LookupError, RecursionError, TypeError, ValueError, zipfile.BadZipFile)
+_MANIFEST = Manifest({"generation": int, "settings": dict, "files": dict}, format=1, with_check=True)
+# what reading a file raises that no store has written
+_MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class StoreError(RuntimeError):
@@ -59,7 +57,8 @@ def is_free(folder: epath.PathLike) -> bool:
   folder = epath.Path(folder)
   if not folder.is_dir():
     return not folder.exists()
-  return all(path.name in (".lock", f".{MANIFEST}.tmp") or _OURS.fullmatch(path.name) for path in folder.iterdir())
+  names = [path.name for path in folder.iterdir()]
+  return all(name in (".lock", temporary_name(MANIFEST)) or _OURS.fullmatch(name) for name in names)
 
 
 class Journal:
@@ -101,7 +100,7 @@ class Journal:
     """Return what changes with every snapshot and every change of the folder's store. Raises StoreError."""
     manifest = self._manifest()
     log = self.folder / _name("log", manifest["generation"])
-    return manifest["generation"], _check(manifest), log.stat().length
+    return manifest["generation"], manifest["check"], log.stat().length
 
   def read(self) -> tuple[Snapshot, list[Change]]:
     """Return the snapshot and the changes after it; a writer appends where they end.
@@ -120,7 +119,7 @@ class Journal:
       if self._read_only and self._manifest() != manifest:
         return self.read()  # the writer has published a snapshot since, and removed the files of the one before
       raise StoreError(f"{error.filename} is missing; restore the folder from a copy") from None
-    except _NO_STORES as error:  # the hashes fit: somebody else has written it
+    except _MALFORMED as error:  # the hashes fit: somebody else has written it
       raise StoreError(f"{self.folder} holds what no store writes ({error!r}); restore it from a copy") from None
     if not self._read_only:
       self._begin(generation).truncate(end)
@@ -148,21 +147,16 @@ class Journal:
       self._check_unclaimed()
     generation = self._manifest()["generation"] + 1 if self.exists() else 1
     contents = {
-      "arrays": _npz(snapshot.arrays),
+      "arrays": npz_bytes(snapshot.arrays),
       "records": b"".join(_line(record) for record in snapshot.records),
       "log": b"",
     }
     paths = {kind: self.folder / _name(kind, generation) for kind in contents}
     for kind, data in contents.items():
       write_bytes_atomic(paths[kind], data)
-    manifest = {
-      "format": FORMAT,
-      "generation": generation,
-      "settings": snapshot.settings,
-      "files": {paths[kind].name: file_digest(paths[kind]) for kind in ("arrays", "records")},
-    }
+    files = digests(self.folder, _listed(generation))
     try:
-      write_json(self.folder / MANIFEST, {**manifest, "check": _check(manifest)})
+      _MANIFEST.write(self.folder, generation=generation, settings=snapshot.settings, files=files)
     except BaseException:
       # it may have failed after its rename: then what is logged from now on belongs to the new generation
       if self.exists() and self._manifest()["generation"] == generation:
@@ -204,31 +198,28 @@ class Journal:
   def _manifest(self) -> dict[str, Any]:
     path = self.folder / MANIFEST
     try:
-      manifest = json.loads(path.read_bytes())
-      check, version = manifest.pop("check"), manifest["format"]
-      is_whole = check == _check(manifest) and type(version) is type(manifest["generation"]) is int
+      return _MANIFEST.read(self.folder)
     except FileNotFoundError:
       raise StoreError(f"{path} is missing: the folder holds no store") from None
     except NotADirectoryError:
       raise StoreError(f"{self.folder} is a file or lies below one; a store is a folder") from None
-    except (IsADirectoryError, *_NO_STORES):
-      is_whole = False
-    if not is_whole:
-      raise StoreError(f"{path} is damaged; restore the folder from a copy")
-    if version > FORMAT:
-      raise StoreError(f"{path} has format {version}, this version reads up to {FORMAT}; update selfrag_jax")
-    return manifest
+    except ManifestError:
+      raise StoreError(f"{path} is damaged; restore the folder from a copy") from None
+    except FormatError as error:
+      raise StoreError(
+        f"{path} has format {error.found}, this version reads up to {_MANIFEST.format}; update selfrag_jax"
+      ) from None
 
   def _snapshot(self, manifest: dict[str, Any]) -> Snapshot:
-    generation = manifest["generation"]
-    arrays_file, records_file = (self.folder / _name(kind, generation) for kind in ("arrays", "records"))
-    for path in (arrays_file, records_file):
-      if file_digest(path) != manifest["files"].get(path.name):
-        raise StoreError(f"{path} is damaged, it differs from {MANIFEST}; restore the folder from a copy")
-    with arrays_file.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-      arrays = {name: loaded[name] for name in loaded.files}
+    names = _listed(manifest["generation"])
+    arrays_file, records_file = (self.folder / name for name in names)
+    if damage := first_damage(self.folder, {name: manifest["files"].get(name) for name in names}):
+      path, exists = damage
+      if not exists:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+      raise StoreError(f"{path} is damaged, it differs from {MANIFEST}; restore the folder from a copy")
     records = [json.loads(line) for line in records_file.read_text(encoding="utf-8").splitlines()]
-    return Snapshot(manifest["settings"], records, arrays)
+    return Snapshot(manifest["settings"], records, read_npz(arrays_file))
 
 
 def _holds_rows(path: epath.Path) -> bool:
@@ -238,9 +229,8 @@ def _holds_rows(path: epath.Path) -> bool:
   if path.suffix != ".npz":
     return True
   try:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-      return any(np.size(arrays[name]) for name in arrays.files)
-  except _NO_STORES:
+    return any(array.size for array in read_npz(path).values())
+  except ValueError:
     return True
 
 
@@ -248,22 +238,17 @@ def _name(kind: str, generation: int) -> str:
   return f"{kind}-{generation}.{FILES[kind]}"
 
 
-def _check(manifest: Mapping[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _listed(generation: int) -> tuple[str, str]:
+  """Return the names of the files that a manifest lists: not the log, which changes after it."""
+  return _name("arrays", generation), _name("records", generation)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
   return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
-def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-  buffer = io.BytesIO()
-  np.savez(buffer, allow_pickle=False, **arrays)
-  return buffer.getvalue()
-
-
 def _frame(change: Change) -> bytes:
-  head, body = _line(change.header), _npz(change.arrays) if change.arrays else b""
+  head, body = _line(change.header), npz_bytes(change.arrays) if change.arrays else b""
   lengths = len(head), len(body), zlib.crc32(body, zlib.crc32(head))
   return _FRAME.pack(*lengths, zlib.crc32(_LENGTHS.pack(*lengths))) + head + body
 
@@ -284,13 +269,6 @@ def _parse(log: bytes, name: str) -> tuple[list[Change], int]:
         f"file to {start} bytes and lose what came later"
       )
     header = json.loads(log[start + _FRAME.size : body_start])
-    changes.append(Change(header, _arrays(log[body_start:end])))
+    changes.append(Change(header, read_npz(log[body_start:end]) if body_size else {}))
     start = end
   return changes, start
-
-
-def _arrays(body: bytes) -> dict[str, np.ndarray]:
-  if not body:
-    return {}
-  with np.load(io.BytesIO(body), allow_pickle=False) as loaded:
-    return {name: loaded[name] for name in loaded.files}

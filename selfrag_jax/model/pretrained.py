@@ -31,7 +31,7 @@ from selfrag_jax.model.stored import (
   open_safetensors,
   read_weight,
 )
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.atomic import replace_atomic, write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.chat import CHATML, ChatTemplate
 from selfrag_jax.text.tokenizer import BPETokenizer
@@ -136,7 +136,8 @@ def export_safetensors(
   from safetensors.numpy import save_file
 
   with export_folder(folder, fields, names):
-    _publish(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata=MARK))
+    with replace_atomic(folder / WEIGHTS) as path:
+      save_file(tensors, path, metadata=MARK)
     if tokenizer:
       write_json(folder / TOKENIZER, _tokenizer_json(tokenizer, rows))
       write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -331,15 +332,3 @@ def _tokenizer_json(tokenizer: BPETokenizer, rows: int) -> dict[str, Any]:
   by_id = sorted(special.items(), key=lambda item: item[1])
   definition["added_tokens"] = [{"id": i, "content": token, **flags} for token, i in by_id]
   return definition
-
-
-def _publish(path: Path, write: Callable[[Path], Any]) -> None:
-  """Let `write` make a file that is whole or absent; the room of one that fails is given back."""
-  temporary = path.with_name(f".{path.name}.tmp")
-  try:
-    write(temporary)
-    with open(temporary, "rb") as file:
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.atomic import temporary_name, write_json
 from selfrag_jax.storage.json_lines import refuse_pointer
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls what weights may be
@@ -73,18 +73,14 @@ def check_export(folder: Path, names: tuple[str, ...]) -> None:
   if folder.exists() and not folder.is_dir():
     raise FileExistsError(f"{folder} is a file; give a folder for the model")
   ours = {CONFIG, WEIGHTS, *names}
-  others = sorted(file.name for file in folder.glob("*") if _published(file.name) not in ours)
+  ours |= {temporary_name(name) for name in ours}
+  others = sorted(file.name for file in folder.glob("*") if file.name not in ours)
   if not others and (folder / WEIGHTS).exists() and not _is_export(folder / WEIGHTS):
     others = [WEIGHTS]
   if not others and (folder / CONFIG).exists() and not (folder / WEIGHTS).exists():
     others = [CONFIG]
   if others:
     raise FileExistsError(f"{folder} holds {others[0]}, which was not exported from here; give a new or empty folder")
-
-
-def _published(name: str) -> str:
-  """Return the name that a temporary file was to get."""
-  return name[1:-4] if name.startswith(".") and name.endswith(".tmp") else name
 
 
 def _is_export(path: Path) -> bool:

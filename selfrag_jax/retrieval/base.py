@@ -22,9 +22,8 @@ from selfrag_jax.retrieval.document import (
   whole_id,
   write_documents,
 )
-from selfrag_jax.storage.generation import DamagedError, publish, verified, version
-
-SETTINGS = "retriever.json"
+from selfrag_jax.retrieval.folder import SETTINGS, publish, verified
+from selfrag_jax.storage.generation import DamagedError, version
 
 # the module of each of ours, which registers it: imported when it is named
 BUILTIN = {name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank")}

@@ -13,6 +13,7 @@ from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.postings import Postings, best, build_postings
+from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.text.words import words
 
 MERGED = 0.1  # of the documents, how many may be outside of the index
@@ -173,9 +174,9 @@ class BM25Retriever(BaseRetriever):
   def _load(self, folder: Path) -> None:
     known = json.loads((folder / "words.json").read_text(encoding="utf-8"))
     self._stems, self._words = known["stems"], known["words"]
-    with np.load(folder / "bm25.npz", allow_pickle=False) as arrays:
-      terms, ends = arrays["terms"].tolist(), np.cumsum(arrays["lengths"]).tolist()
-      scores = {name: arrays[name] for name in ("data", "indices", "indptr") if name in arrays}
+    arrays = read_npz(folder / "bm25.npz")
+    terms, ends = arrays["terms"].tolist(), np.cumsum(arrays["lengths"]).tolist()
+    scores = {name: arrays[name] for name in ("data", "indices", "indptr") if name in arrays}
     starts = [0, *ends][: len(ends)]
     self._rows = list(self._documents)
     self._row_of = {id: row for row, id in enumerate(self._documents)}

@@ -8,12 +8,13 @@ from typing import Any
 from selfrag_jax.memory.filters import parse_where
 from selfrag_jax.retrieval.base import BaseRetriever, load
 from selfrag_jax.retrieval.document import FILE, Document
+from selfrag_jax.retrieval.folder import check_output
 from selfrag_jax.retrieval.knowledge_base import merge_knowledge_bases, prepare_knowledge_base
 from selfrag_jax.retrieval.listing import told_kinds
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.retrieval.sources import READERS
-from selfrag_jax.storage.generation import check_output, sizes
+from selfrag_jax.storage.generation import sizes
 from selfrag_jax.text.printable import printable
 
 SHOWN = 200  # characters of a document

@@ -16,14 +16,14 @@ from selfrag_jax.encoders.cached import BlockEncoder
 from selfrag_jax.retrieval.base import BaseRetriever, create, load, read_folder
 from selfrag_jax.retrieval.document import FILE, PART, Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.duplicates import Duplicates
+from selfrag_jax.retrieval.folder import UNFINISHED, check_output, verified
 from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
 from selfrag_jax.retrieval.reading import Chunking, dense_parts, length_counter, read_chunks
-from selfrag_jax.storage.generation import MANIFEST, DamagedError, check_output, discard_lock, verified, version
+from selfrag_jax.storage.generation import DamagedError, discard_lock, version
 from selfrag_jax.storage.lock import lock_folder
-from selfrag_jax.storage.manifest import file_digest
+from selfrag_jax.storage.manifest import MANIFEST, file_digest
 
 BY_HAND = "a document that was added by hand; delete that one (delete --id), or give this another id"
-UNFINISHED = ".build"  # beside the published files: the blocks of a build that has not ended
 
 
 def prepare_knowledge_base(

@@ -1,7 +1,9 @@
 """Atomic writes: a file that is either whole or absent."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
@@ -18,30 +20,56 @@ def absolute(path: epath.PathLike) -> epath.Path:
   return path if path.is_absolute() else path.absolute()
 
 
+def temporary_name(name: str) -> str:
+  """Return the name under which a file is written before it is renamed; a process that is killed may leave one."""
+  return f".{name}.tmp"
+
+
+@contextlib.contextmanager
+def replace_atomic(path: epath.PathLike) -> Iterator[epath.Path]:
+  """Yield the path of a file to write, on the same local disk, which takes the place of `path` when the block ends.
+
+  It is brought to the disk first (fsync, rename, fsync of the folder). If anything fails before the rename, it is
+  deleted and `path` is as it was.
+  """
+  target = epath.Path(path)
+  temporary = target.with_name(temporary_name(target.name))
+  temporary.unlink(missing_ok=True)  # of a process that was killed, or a link to some other file
+  try:
+    yield temporary
+    with open(temporary, "r+b") as file:
+      os.fsync(file.fileno())
+    os.replace(temporary, target)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
+  fsync_paths(target.parent)  # the rename is durable once its folder is
+
+
 def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
   """Write a file that is either whole or absent (or as it was), through power loss too.
 
-  Locally: temporary file, fsync, rename, fsync of the folder. In object storage one object's write is atomic already.
+  In object storage one object's write is atomic already.
   """
-  target = epath.Path(path)
-  if not is_local(target):
-    target.write_bytes(data)
+  if not is_local(path):
+    epath.Path(path).write_bytes(data)
     return
-  temporary = target.with_name(f".{target.name}.tmp")
-  temporary.unlink(missing_ok=True)  # of a process that was killed, or a link to some other file
-  with open(temporary, "xb") as file:
+  with replace_atomic(path) as temporary, open(temporary, "xb") as file:
     file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, target)
-  if os.name == "posix":  # the rename is durable once its folder is; Windows has no such call
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-      os.fsync(folder)
-    finally:
-      os.close(folder)
 
 
 def write_json(path: epath.PathLike, obj: Any) -> None:
   """Write `obj` as strict JSON, atomically. Raises ValueError for NaN and infinity, which JSON cannot hold."""
   write_bytes_atomic(path, (json.dumps(obj, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def fsync_paths(*paths: epath.PathLike) -> None:
+  """Bring local files and folders to the disk, so that a power cut does not lose them; Windows has no such call."""
+  if os.name != "posix":
+    return
+  for path in paths:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)

@@ -8,8 +8,8 @@ else is left alone.
 """
 
 import contextlib
+import dataclasses
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -17,14 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.atomic import fsync_paths, temporary_name
 from selfrag_jax.storage.lock import lock_folder
-from selfrag_jax.storage.manifest import file_digest
+from selfrag_jax.storage.manifest import MANIFEST, FormatError, Manifest, ManifestError, digests, first_damage
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-OURS = re.compile(r"manifest\.json|\.manifest\.json\.tmp|\.lock|\.build|data-[0-9]+")
 PICKLES = (".pkl", ".pickle", ".pt", ".joblib")
+_MANIFEST = Manifest({"generation": int, "files": dict}, format=1)
 
 
 class FolderError(RuntimeError):
@@ -35,65 +33,111 @@ class DamagedError(FolderError):
   """What is in a folder is not what was written: building it again is all that can be done."""
 
 
-def check_output(folder: str | os.PathLike) -> None:
-  """Raise what publishing to a folder would raise, before there is anything to publish.
+@dataclasses.dataclass(frozen=True)
+class PublishedFolder:
+  """A kind of folder that is published as a whole.
 
-  FolderError for a folder of somebody else, be there a manifest.json or not: publishing replaces that, and takes away
-  what it takes for old.
-  NotADirectoryError, PermissionError where no folder can be made or written.
+  called: the words for it in errors. contents: matches the names of files of which every generation has one, by which
+  it is told from the files of somebody else. beside: names that are ours as well, beside the generations.
   """
-  root = Path(folder)
-  nearest = next(path for path in (root, *root.absolute().parents) if path.exists() or path.is_symlink())
-  if not nearest.is_dir():
-    raise NotADirectoryError(f"{folder} cannot be a folder: {nearest} is a file or a broken link; give another one")
-  if not os.access(nearest, os.W_OK | os.X_OK):
-    raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
-  if not root.is_dir() or any(map(_is_ours, _generations(root))):
-    return
-  # a build that was killed may leave an empty folder, which alone claims nothing
-  ours = {path.name for path in root.iterdir() if OURS.fullmatch(path.name)} - {MANIFEST}
-  foreign = {path.name for path in _generations(root) if not _is_empty(path)}
-  if others := sorted({path.name for path in root.iterdir()} - ours | foreign):
-    raise FolderError(f"{folder} is no knowledge base and holds other files, such as {others[0]}; give an empty one")
 
+  called: str
+  contents: re.Pattern[str]
+  beside: tuple[str, ...] = ()
 
-@contextlib.contextmanager
-def publish(folder: str | os.PathLike, known: dict[Path, str], *, overwrite: bool = False) -> Iterator[Path]:
-  """Yield an empty folder to write files into; it takes the place of the old one when the block ends.
+  def check_output(self, folder: str | os.PathLike) -> None:
+    """Raise what publishing to a folder would raise, before there is anything to publish.
 
-  `known` maps folders to the `version` that what is written was made from; it is told the new one. One process
-  publishes to a folder at a time: raises FolderInUseError in the others. Unless `overwrite` is set, raises
-  FileExistsError for a folder that holds what is not known, FolderError if another process has published since it was.
-  Raises what `check_output` does.
-  """
-  root = Path(folder).resolve()
-  check_output(root)
-  is_new = not root.exists()
-  root.mkdir(parents=True, exist_ok=True)
-  with lock_folder(root, "wait for it to end, or give another folder"):
-    try:
-      if not overwrite:
-        _check_known(root, known, folder)
-      # not from the manifest, which may be damaged: what was built anew must not need it
-      number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
-      target = root / f"data-{number}"
-      target.mkdir()
+    FolderError for a folder of somebody else, be there a manifest.json or not: publishing replaces that, and takes
+    away what it takes for old.
+    NotADirectoryError, PermissionError where no folder can be made or written.
+    """
+    root = Path(folder)
+    nearest = next(path for path in (root, *root.absolute().parents) if path.exists() or path.is_symlink())
+    if not nearest.is_dir():
+      raise NotADirectoryError(f"{folder} cannot be a folder: {nearest} is a file or a broken link; give another one")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+      raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
+    if not root.is_dir() or any(map(self._is_ours, _generations(root))):
+      return
+    # a build that was killed may leave an empty folder, which alone claims nothing; nor does a manifest
+    ours = {".lock", temporary_name(MANIFEST), *self.beside} | {p.name for p in _generations(root) if _is_empty(p)}
+    if others := sorted({path.name for path in root.iterdir()} - ours):
+      raise FolderError(f"{folder} is no {self.called} and holds other files, such as {others[0]}; give an empty one")
+
+  @contextlib.contextmanager
+  def publish(self, folder: str | os.PathLike, known: dict[Path, str], *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to write files into; it takes the place of the old one when the block ends.
+
+    `known` maps folders to the `version` that what is written was made from; it is told the new one. One process
+    publishes to a folder at a time: raises FolderInUseError in the others. Unless `overwrite` is set, raises
+    FileExistsError for a folder that holds what is not known, FolderError if another process has published since it
+    was. Raises what `check_output` does.
+    """
+    root = Path(folder).resolve()
+    self.check_output(root)
+    is_new = not root.exists()
+    root.mkdir(parents=True, exist_ok=True)
+    with lock_folder(root, "wait for it to end, or give another folder"):
       try:
-        yield target
-        digests = {str(file.relative_to(target)): file_digest(file) for file in sorted(_files(target))}
-        _make_durable(target)
+        if not overwrite:
+          self._check_known(root, known, folder)
+        # not from the manifest, which may be damaged: what was built anew must not need it
+        number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
+        target = root / f"data-{number}"
+        target.mkdir()
+        try:
+          yield target
+          files = digests(target)
+          # before the manifest that names them, so that a power cut loses neither
+          fsync_paths(*target.rglob("*"), target, root)
+        except BaseException:
+          shutil.rmtree(target, ignore_errors=True)
+          raise
+        # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
+        _MANIFEST.write(root, generation=number, files=files)
       except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        discard_lock(root, is_new)
         raise
-      # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
-      write_json(root / MANIFEST, {"format": FORMAT, "generation": number, "files": digests})
-    except BaseException:
-      discard_lock(root, is_new)
-      raise
-    known[root] = version(root)
-    for old in _generations(root):
-      if old != target and (_is_ours(old) or _is_empty(old)):
-        shutil.rmtree(old, ignore_errors=True)
+      known[root] = version(root)
+      for old in _generations(root):
+        if old != target and (self._is_ours(old) or _is_empty(old)):
+          shutil.rmtree(old, ignore_errors=True)
+
+  def verified(self, folder: str | os.PathLike) -> Path:
+    """Return the folder of the files that were published last, after their digests were checked.
+
+    Raises FileNotFoundError where nothing was published, DamagedError for what is damaged or missing, FolderError for
+    what is newer than this version, and for a pickle: those can run code when they are read.
+    """
+    root = Path(folder).resolve()
+    if not (root / MANIFEST).exists():
+      raise FileNotFoundError(f"{folder} has no {MANIFEST}: it is no {self.called}, or building it has not ended")
+    manifest = _read(root)
+    data = root / f"data-{manifest['generation']}"
+    if pickles := [file for file in (*root.iterdir(), *data.rglob("*")) if file.suffix in PICKLES]:
+      raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
+    if damage := first_damage(data, manifest["files"]):
+      path, exists = damage
+      problem = "is not what was written: its hash differs" if exists else "is missing"
+      raise DamagedError(f"{path} {problem}; build {folder} again")
+    return data
+
+  def _check_known(self, root: Path, known: dict[Path, str], folder: str | os.PathLike) -> None:
+    if version(root) in ("", known.get(root, "")):  # nothing is there, or what is known
+      return
+    if root not in known:
+      raise FileExistsError(
+        f"{folder} holds another {self.called}; give another folder, open that one and add to it, "
+        "or replace it with overwrite=True"
+      )
+    with contextlib.suppress(DamagedError):  # which its own retriever may replace
+      self.verified(root)
+      raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
+
+  def _is_ours(self, data: Path) -> bool:
+    """Tell whether a folder has the name and the files of what is published, be it whole or cut short."""
+    return data.is_dir() and any(self.contents.fullmatch(path.name) for path in data.iterdir())
 
 
 def discard_lock(root: Path, is_new: bool) -> None:
@@ -102,42 +146,6 @@ def discard_lock(root: Path, is_new: bool) -> None:
     (root / ".lock").unlink()
     if is_new:
       root.rmdir()
-
-
-def _check_known(root: Path, known: dict[Path, str], folder: str | os.PathLike) -> None:
-  if version(root) in ("", known.get(root, "")):  # nothing is there, or what is known
-    return
-  if root not in known:
-    raise FileExistsError(
-      f"{folder} holds another knowledge base; give another folder, open that one and add to it, "
-      "or replace it with overwrite=True"
-    )
-  with contextlib.suppress(DamagedError):  # which its own retriever may replace
-    verified(root)
-    raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
-
-
-def verified(folder: str | os.PathLike) -> Path:
-  """Return the folder of the files that were published last, after their digests were checked.
-
-  Raises FileNotFoundError where nothing was published, DamagedError for what is damaged or missing, FolderError for
-  what is newer than this version, and for a pickle: those can run code when they are read.
-  """
-  root = Path(folder).resolve()
-  if not (root / MANIFEST).exists():
-    raise FileNotFoundError(f"{folder} has no {MANIFEST}: it is no knowledge base, or building it has not ended")
-  manifest = _read(root)
-  data = root / f"data-{manifest['generation']}"
-  if pickles := [file for file in (*root.iterdir(), *data.rglob("*")) if file.suffix in PICKLES]:
-    raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
-  for name, digest in manifest["files"].items():
-    if not (data / name).resolve().is_relative_to(data.resolve()):
-      raise DamagedError(f"{root / MANIFEST} names {name}, which lies outside of {data}; build {folder} again")
-    if not (data / name).is_file():
-      raise DamagedError(f"{data / name} is missing; build {folder} again")
-    if file_digest(data / name) != digest:
-      raise DamagedError(f"{data / name} is not what was written: its hash differs; build {folder} again")
-  return data
 
 
 def sizes(folder: str | os.PathLike) -> dict[str, int]:
@@ -155,49 +163,19 @@ def version(folder: str | os.PathLike) -> str:
 
 def _read(root: Path) -> dict[str, Any]:
   try:
-    manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    if not isinstance(manifest, dict) or "format" not in manifest:
-      raise ValueError("it is no JSON object with a format")
-    if (number := manifest["format"]) != FORMAT:
-      raise FolderError(
-        f"{root} has format {number}, this version reads {FORMAT}; build it again elsewhere, or update selfrag_jax"
-      )
-    listed = manifest.get("files")
-    sound = isinstance(listed, dict) and all(
-      isinstance(x, dict) and isinstance(x.get("size"), int) for x in listed.values()
-    )
-    if type(manifest.get("generation")) is not int or not sound:
-      raise ValueError("its generation or its list of files is missing, or of another type")
-  except (ValueError, RecursionError) as error:
+    return _MANIFEST.read(root)
+  except FormatError as error:
+    raise FolderError(
+      f"{root} has format {error.found}, this version reads {_MANIFEST.format}; build it again elsewhere, or update "
+      "selfrag_jax"
+    ) from None
+  except ManifestError as error:
     raise DamagedError(f"{root / MANIFEST} is damaged ({error}); build {root} again") from None
-  return manifest
 
 
 def _generations(root: Path) -> list[Path]:
   return [path for path in root.glob("data-*") if path.name[5:].isdecimal()]
 
 
-def _is_ours(data: Path) -> bool:
-  """Tell whether a folder has the name and the files of what is published, be it whole or cut short."""
-  names = (path.name for path in data.iterdir()) if data.is_dir() else ()
-  return any(re.fullmatch(r"retriever\.json|documents-[0-9]+\.array_record", name) for name in names)
-
-
 def _is_empty(data: Path) -> bool:
   return data.is_dir() and not any(data.iterdir())
-
-
-def _make_durable(root: Path) -> None:
-  """Bring files and folders to the disk before the manifest that names them, so that a power cut loses neither."""
-  if os.name != "posix":
-    return
-  for path in (*root.rglob("*"), root, root.parent):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
-
-
-def _files(root: Path) -> Iterator[Path]:
-  return (file for file in root.rglob("*") if file.is_file())

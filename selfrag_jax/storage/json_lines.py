@@ -81,8 +81,6 @@ def parse_object(line: str) -> dict[str, Any]:
     record = parse_json(line)
   except ValueError as error:
     raise ValueError(f"{error}; each line must be one JSON object") from None
-  except RecursionError:
-    raise ValueError("nested too deep to be read; each line must be one JSON object") from None
   if not isinstance(record, dict):
     raise ValueError(f"a JSON object was expected, not {type(record).__name__}")
   return record

@@ -1,9 +1,95 @@
-"""Manifests: the hash and the size of every file of a folder, written last."""
+"""Manifests: a JSON file, written last, that says what a folder holds and by which it is checked before it is used."""
 
+import dataclasses
 import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import PureWindowsPath
 from typing import Any
 
 from etils import epath
+
+from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.json_lines import parse_json
+
+MANIFEST = "manifest.json"
+DIGEST = {"sha256": str, "size": int}  # what a manifest says of a file
+
+
+class ManifestError(ValueError):
+  """A manifest is not what was written; the message says what is wrong with it, but names neither file nor remedy."""
+
+
+class FormatError(ValueError):
+  """A manifest has another format number, `found`, than the one that this version reads."""
+
+  def __init__(self, found: int):
+    super().__init__(f"it has format {found}")
+    self.found = found
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """The manifest of one kind of folder. The folder is whole once it is there: write it after everything else.
+
+  fields: what it says, and the type of each. `files` maps names to digests, as `digests` returns them.
+  name: of the file. format: the number of the format; None: it has none. with_check: `check` holds a hash of the rest.
+  """
+
+  fields: Mapping[str, type]
+  _: dataclasses.KW_ONLY
+  name: str = MANIFEST
+  format: int | None = None
+  with_check: bool = False
+
+  def write(self, folder: epath.PathLike, **fields: Any) -> None:
+    """Write it atomically."""
+    contents = fields if self.format is None else {"format": self.format, **fields}
+    if self.with_check:
+      contents["check"] = contents_hash(contents)
+    write_json(epath.Path(folder) / self.name, contents)
+
+  def read(self, folder: epath.PathLike) -> dict[str, Any]:
+    """Return what it says.
+
+    Raises ManifestError for what `write` does not write and for a file outside of the folder, FormatError for another
+    format; FileNotFoundError, NotADirectoryError and so on where there is none.
+    """
+    found = read_fields(epath.Path(folder) / self.name, {} if self.format is None else {"format": int})
+    if self.with_check and contents_hash(found) != found.get("check"):
+      raise ManifestError("its check does not fit")
+    if self.format not in (None, found.get("format")):
+      raise FormatError(found["format"])
+    _check_types(found, self.fields)
+    for name, digest in found["files"].items() if "files" in self.fields else ():
+      if (path := PureWindowsPath(name)).anchor or ".." in path.parts:  # which also splits at a slash
+        raise ManifestError(f"it names {name}, which lies outside of the folder")
+      if type(digest) is not dict or {key: type(value) for key, value in digest.items()} != DIGEST:
+        raise ManifestError(f"it has no size and hash of {name}")
+    return found
+
+
+def read_fields(path: epath.PathLike, fields: Mapping[str, type]) -> dict[str, Any]:
+  """Return the JSON object of a file that has fields of these types. Raises ManifestError for anything else."""
+  try:
+    found = parse_json(epath.Path(path).read_bytes())
+  except IsADirectoryError:
+    raise ManifestError("it is a folder") from None
+  except ValueError as error:
+    raise ManifestError(str(error)) from None
+  if type(found) is not dict:
+    raise ManifestError("it is no JSON object")
+  _check_types(found, fields)
+  return found
+
+
+def contents_hash(contents: Mapping[str, Any]) -> str:
+  """Return the hash of what a manifest says besides its `check`. Raises ManifestError for what is nested too deeply."""
+  try:
+    rest = json.dumps({name: value for name, value in contents.items() if name != "check"}, sort_keys=True)
+  except RecursionError:
+    raise ManifestError("nested too deeply") from None
+  return hashlib.sha256(rest.encode()).hexdigest()
 
 
 def file_digest(path: epath.PathLike) -> dict[str, Any]:
@@ -14,3 +100,26 @@ def file_digest(path: epath.PathLike) -> dict[str, Any]:
       sha256.update(chunk)
       size += len(chunk)
   return {"sha256": sha256.hexdigest(), "size": size}
+
+
+def digests(folder: epath.PathLike, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+  """Return the digests of the named files of a folder, or of all below it, by their names relative to the folder."""
+  folder = epath.Path(folder)
+  if names is None:
+    names = [(root / name).relative_to(folder).as_posix() for root, _, inside in folder.walk() for name in inside]
+  return {name: file_digest(folder / name) for name in names}
+
+
+def first_damage(folder: epath.PathLike, files: Mapping[str, Any]) -> tuple[epath.Path, bool] | None:
+  """Return the path of a file that is not as its digest in `files` says, and whether it exists; None if all are."""
+  for name, digest in sorted(files.items()):
+    path = epath.Path(folder) / name
+    if not (exists := path.is_file()) or file_digest(path) != digest:
+      return path, exists
+  return None
+
+
+def _check_types(found: Mapping[str, Any], fields: Mapping[str, type]) -> None:
+  for name, kind in fields.items():
+    if type(found.get(name)) is not kind:  # to isinstance, true is a whole number
+      raise ManifestError(f"its {name} is missing, or of another type than {kind.__name__}")

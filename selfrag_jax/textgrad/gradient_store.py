@@ -2,12 +2,11 @@
 
 import collections
 import io
-import json
 import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,13 +15,14 @@ from selfrag_jax.encoders.base import Encoder, TextFunction, as_encoder
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.storage.manifest import FormatError, Manifest, ManifestError
 from selfrag_jax.textgrad.critiques import HEAD, Critique, PastCritique, parse_line, write_line
 
-FORMAT = 3
 LOGGED = 1000  # changes of a small store before its log is written anew
 FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
 UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
+_MANIFEST = Manifest({"encoder": str, "width": int}, name="gradient_store.json", format=3)
 
 
 class GradientStoreError(RuntimeError):
@@ -75,7 +75,7 @@ class GradientStore:
     self._lock, self._changes = threading.RLock(), 0
     self._total = np.zeros(2 * width)  # of the rows of all records
     self._places: dict[str, tuple[int, int]] = {}  # id -> where its line begins, and its length
-    settings = {"format": FORMAT, "encoder": name, "width": width}
+    settings = {"encoder": name, "width": width}
     options = {"backend": "numpy", "dedupe_threshold": dedupe_threshold, "dedupe_within": "role"}
     self._file, self._texts = None if path is None else pathlib.Path(path) / "critiques.jsonl", io.BytesIO()
     if self._file is None:
@@ -95,9 +95,12 @@ class GradientStore:
   def _open_memory(
     folder: pathlib.Path, settings: dict[str, Any], max_records: int, read_only: bool, options: dict[str, Any]
   ) -> MemoryStore:
-    manifest = folder / "gradient_store.json"
-    if manifest.exists():
-      _check(_manifest(manifest), settings, folder)
+    if (found := _settings(folder)) is not None:
+      if found != settings:
+        raise GradientStoreError(
+          f"{folder} was written with the encoder {found['encoder']} of width {found['width']}, this one is "
+          f"{settings['encoder']} of width {settings['width']}: open it with that one, or give another folder"
+        )
       return MemoryStore.load(str(folder / "memory"), read_only=read_only, **options)
     if read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
       raise GradientStoreError(f"{folder} holds no gradient store; give its folder, or an empty one for a new store")
@@ -113,7 +116,7 @@ class GradientStore:
         "critique yet: delete it, or give another folder"
       )
     (folder / "critiques.jsonl").touch()
-    write_json(manifest, settings)
+    _MANIFEST.write(folder, **settings)
     return memory
 
   def _open_texts(self, file: pathlib.Path, read_only: bool) -> None:
@@ -360,26 +363,18 @@ def _value(chunk: Chunk, newest: int) -> float:
 
 def _hashing_of(path: str | None) -> HashingEncoder | None:
   """Return the hashed words that a folder was made with; None for a new one, or one of another encoder."""
-  file = pathlib.Path(path or "") / "gradient_store.json"
-  return HashingEncoder.named(str(_manifest(file)["encoder"])) if path is not None and file.exists() else None
+  found = None if path is None else _settings(pathlib.Path(path))
+  return None if found is None else HashingEncoder.named(found["encoder"])
 
 
-def _manifest(path: pathlib.Path) -> Mapping[str, Any]:
+def _settings(folder: pathlib.Path) -> dict[str, Any] | None:
+  """Return the encoder's name and the width that a folder was made with; None where there is no store yet."""
   try:
-    found = json.loads(path.read_bytes())
-    if isinstance(found, dict) and {"format", "encoder", "width"} <= found.keys():
-      return found
-    reason = "format, encoder and width were expected"
-  except (ValueError, RecursionError) as error:
-    reason = str(error)[:200]
-  raise GradientStoreError(f"{path} was damaged: {reason}")
-
-
-def _check(found: Mapping[str, Any], expected: Mapping[str, Any], path: pathlib.Path) -> None:
-  if found.get("format") != FORMAT:
-    raise GradientStoreError(f"{path} has format {found.get('format')}, this version reads {FORMAT}")
-  if (found["encoder"], found["width"]) != (expected["encoder"], expected["width"]):
-    raise GradientStoreError(
-      f"{path} was written with the encoder {found['encoder']} of width {found['width']}, this one is "
-      f"{expected['encoder']} of width {expected['width']}: open it with that one, or give another folder"
-    )
+    found = _MANIFEST.read(folder)
+  except FileNotFoundError:
+    return None
+  except ManifestError as error:
+    raise GradientStoreError(f"{folder / _MANIFEST.name} was damaged: {error}") from None
+  except FormatError as error:
+    raise GradientStoreError(f"{folder} has format {error.found}, this version reads {_MANIFEST.format}") from None
+  return {name: found[name] for name in _MANIFEST.fields}

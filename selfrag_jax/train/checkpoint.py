@@ -25,12 +25,12 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
-from selfrag_jax.storage.manifest import file_digest
+from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic
+from selfrag_jax.storage.manifest import MANIFEST, Manifest, digests, first_damage, read_fields
 
-MANIFEST = "manifest.json"
 METADATA = "metadata.json"
 ORBAX = "_METADATA"  # orbax writes it into every step, and nothing else has it
+_MANIFEST = Manifest({"files": dict})
 
 
 class CheckpointError(RuntimeError):
@@ -178,9 +178,7 @@ class Checkpointer:
     if jax.process_index() != 0:
       return
     write_bytes_atomic(folder / METADATA, document)
-    paths = [root / name for root, _, names in folder.walk() for name in names]
-    written = {path.relative_to(folder).as_posix(): file_digest(path) for path in paths}
-    write_json(folder / MANIFEST, {"files": written})
+    _MANIFEST.write(folder, files=digests(folder))
     for step in set(_steps(self._directory)) - self._wanted():
       if _is_ours(self._directory / str(step)):
         _delete(self._directory / str(step))
@@ -277,14 +275,12 @@ def _damage(folder: epath.Path) -> str | None:
   if not (folder / MANIFEST).exists():
     return f"no {MANIFEST}, the save was cut short" if _is_ours(folder) else f"no {MANIFEST}, no checkpoint"
   try:
-    listed = _read_object(folder / MANIFEST, {"files": dict})["files"]
-  except (ValueError, IsADirectoryError) as error:
+    listed = _MANIFEST.read(folder)["files"]
+  except ValueError as error:
     return f"{MANIFEST} is damaged, {error}"
-  for name, written in sorted(listed.items()):
-    if not (folder / name).is_file():
-      return f"{name} is missing, but {MANIFEST} lists it"
-    if file_digest(folder / name) != written:
-      return f"{name} is damaged, it differs from {MANIFEST}"
+  if damage := first_damage(folder, listed):
+    name, exists = damage[0].relative_to(folder).as_posix(), damage[1]
+    return f"{name} is damaged, it differs from {MANIFEST}" if exists else f"{name} is missing, but {MANIFEST} lists it"
   if missing := {METADATA, ORBAX} - listed.keys():
     return f"{MANIFEST} is damaged, it lists no {min(missing)}"
   try:
@@ -330,19 +326,7 @@ def _delete(folder: epath.Path) -> None:
 
 
 def _read_document(folder: epath.Path) -> dict[str, Any]:
-  return _read_object(folder / METADATA, dict.fromkeys(("metadata", "metrics", "environment", "arrays"), dict))
-
-
-def _read_object(path: epath.Path, types: Mapping[str, type]) -> dict[str, Any]:
-  """Read a JSON object that has values of these types. Raises ValueError for anything else."""
-  try:
-    found = json.loads(path.read_bytes())
-  except RecursionError:
-    raise ValueError("it is nested too deeply") from None
-  for name, kind in types.items():
-    if not isinstance(found, dict) or not isinstance(found.get(name), kind):
-      raise ValueError(f"it has no {name}")
-  return found
+  return read_fields(folder / METADATA, dict.fromkeys(("metadata", "metrics", "environment", "arrays"), dict))
 
 
 def _describe(tree: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from selfrag_jax.memory import journal, records, table
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.storage.manifest import contents_hash, file_digest
 
 D = 4
 
@@ -102,8 +103,8 @@ def forge(path, change):
   told.pop("check")
   change(path, told)
   for name in told.get("files", ()) if isinstance(told.get("files"), dict) else ():
-    told["files"][name] = journal.files.file_digest(path / name)
-  (path / "manifest.json").write_text(json.dumps({**told, "check": journal._check(told)}))
+    told["files"][name] = file_digest(path / name)
+  (path / "manifest.json").write_text(json.dumps({**told, "check": contents_hash(told)}))
 
 
 def arrays(**changes):

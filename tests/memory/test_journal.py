@@ -15,7 +15,9 @@ import pytest
 from selfrag_jax.memory import journal
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.store import MemoryStore
+from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.storage.lock import FolderInUseError
+from selfrag_jax.storage.manifest import contents_hash
 
 D = 4
 
@@ -165,7 +167,7 @@ def test_a_newer_store_is_refused(tmp_path):
   make(tmp_path).close()
   manifest = json.loads((tmp_path / "manifest.json").read_text())
   newer = {**{name: value for name, value in manifest.items() if name != "check"}, "format": 7}
-  (tmp_path / "manifest.json").write_text(json.dumps({**newer, "check": journal._check(newer)}))
+  (tmp_path / "manifest.json").write_text(json.dumps({**newer, "check": contents_hash(newer)}))
   with pytest.raises(StoreError, match=r"manifest.json has format 7, this version reads up to 1; update selfrag_jax"):
     MemoryStore.load(str(tmp_path), backend="numpy")
 
@@ -281,15 +283,14 @@ def test_files_of_others_stay(tmp_path):
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_save_that_fails_at_its_manifest_loses_nothing(tmp_path, monkeypatch, renamed):
   store = make(tmp_path)
-  real = journal.files.write_json
 
   def fail(path, manifest):
     if renamed:
-      real(path, manifest)
+      write_json(path, manifest)
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(journal.files, "write_json", fail)
+    patch.setattr("selfrag_jax.storage.manifest.write_json", fail)
     with pytest.raises(KeyboardInterrupt):
       store.save()
   store.add("later", vectors(1)[0], metadata={"timestamp": 1})
@@ -323,7 +324,7 @@ def test_a_store_that_cannot_begin_gives_its_folder_back(tmp_path, monkeypatch):
     raise OSError(28, "No space left on device")
 
   with monkeypatch.context() as patch:
-    patch.setattr(journal.files, "write_bytes_atomic", full)
+    patch.setattr(journal, "write_bytes_atomic", full)
     with pytest.raises(OSError, match="No space left"):
       MemoryStore(D, path=str(tmp_path))
   MemoryStore(D, path=str(tmp_path)).close()

@@ -18,7 +18,8 @@ from selfrag_jax.retrieval import knowledge_base
 from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import FILE, Document
-from selfrag_jax.retrieval.knowledge_base import UNFINISHED, merge_knowledge_bases, prepare_knowledge_base
+from selfrag_jax.retrieval.folder import UNFINISHED
+from selfrag_jax.retrieval.knowledge_base import merge_knowledge_bases, prepare_knowledge_base
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.reading import Chunking
 from selfrag_jax.storage.generation import FolderError

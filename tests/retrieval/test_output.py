@@ -58,7 +58,7 @@ def test_a_number_that_is_none_is_named_without_the_names_of_functions(capsys, g
 def test_a_knowledge_base_without_its_settings_is_named(kb, capsys, kept, monkeypatch):
   data = Path(kb) / "data-1" / "retriever.json"
   data.write_text(kept)
-  monkeypatch.setattr("selfrag_jax.storage.generation.file_digest", lambda path: stated(kb, path))
+  monkeypatch.setattr("selfrag_jax.storage.manifest.file_digest", lambda path: stated(kb, path))
   assert main(["search", "harbor", "--knowledge_base", kb]) == 1
   printed = capsys.readouterr().err
   assert "retriever.json is not what a save writes" in printed

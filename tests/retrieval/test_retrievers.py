@@ -181,7 +181,7 @@ def test_ctrl_c_behind_the_manifest_keeps_what_it_names(tmp_path, monkeypatch):
     write(*args)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr("selfrag_jax.storage.generation.write_json", interrupted)
+  monkeypatch.setattr("selfrag_jax.storage.manifest.write_json", interrupted)
   with pytest.raises(KeyboardInterrupt):
     made.save(tmp_path)
   assert len(load(tmp_path)) == 10

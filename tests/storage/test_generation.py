@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.simple import SimpleRetriever
-from selfrag_jax.storage.generation import FolderError
+from selfrag_jax.storage.generation import DamagedError, FolderError, PublishedFolder, sizes
 
 
 def made(*ids):
@@ -140,3 +143,67 @@ def test_a_folder_that_is_gone_is_made_again(tmp_path):
   shutil.rmtree(tmp_path / "kb")
   retriever.save(tmp_path / "kb")
   assert ids(tmp_path / "kb") == ["a"]
+
+
+LETTERS = PublishedFolder("bundle of letters", re.compile(r"letter-[0-9]+"), beside=(".drafts",))
+
+
+def write_letter(folder, text, known, **options):
+  with LETTERS.publish(folder, known, **options) as files:
+    (files / "letter-1").write_text(text)
+
+
+def test_a_folder_of_another_kind_is_published_in_its_own_words(tmp_path):
+  folder, known = tmp_path / "letters", {}
+  with pytest.raises(FileNotFoundError, match="it is no bundle of letters, or building it has not ended"):
+    LETTERS.verified(folder)
+  (folder / ".drafts").mkdir(parents=True)  # as one that was begun has them
+  write_letter(folder, "first", known)
+  write_letter(folder, "second", known)
+  assert (LETTERS.verified(folder) / "letter-1").read_text() == "second"
+  assert sizes(folder) == {"letter-1": 6}
+  assert sorted(path.name for path in folder.iterdir()) == [".drafts", ".lock", "data-2", "manifest.json"]
+  with pytest.raises(FileExistsError, match="holds another bundle of letters; give another folder"):
+    write_letter(folder, "third", {})
+  (folder / "data-2" / "letter-1").write_text("SECOND")
+  with pytest.raises(DamagedError, match=r"letter-1 is not what was written: its hash differs; build .*letters again"):
+    LETTERS.verified(folder)
+
+
+def test_what_is_ours_is_told_by_the_kind(tmp_path):
+  made("a").save(tmp_path / "kb")
+  with pytest.raises(FolderError, match="kb is no bundle of letters and holds other files, such as data-1"):
+    write_letter(tmp_path / "kb", "mine", {}, overwrite=True)
+  write_letter(tmp_path / "letters", "mine", {})
+  with pytest.raises(FolderError, match="letters is no knowledge base and holds other files, such as data-1"):
+    made("a").save(tmp_path / "letters", overwrite=True)
+  (tmp_path / "kb" / ".drafts").mkdir()
+  assert ids(tmp_path / "kb") == ["a"]
+
+
+KILLED = """
+import os, re, signal, sys
+from selfrag_jax.storage import manifest
+from selfrag_jax.storage.generation import PublishedFolder
+manifest.write_json = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+letters = PublishedFolder("bundle of letters", re.compile("letter-[0-9]+"))
+with letters.publish(sys.argv[1], {}, overwrite=True) as files:
+  (files / "letter-1").write_text("never published")
+"""
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_killed_between_its_files_and_its_manifest_it_is_as_it_was(tmp_path, published):
+  folder, known = tmp_path / "letters", {}
+  if published:
+    write_letter(folder, "first", known)
+  assert subprocess.run([sys.executable, "-c", KILLED, str(folder)]).returncode == -9
+  assert (folder / f"data-{1 + published}" / "letter-1").read_text() == "never published"
+  if published:
+    assert (LETTERS.verified(folder) / "letter-1").read_text() == "first"
+  else:
+    with pytest.raises(FileNotFoundError):
+      LETTERS.verified(folder)
+  write_letter(folder, "next", known)  # the lock is free, and what was left is taken away
+  assert (LETTERS.verified(folder) / "letter-1").read_text() == "next"
+  assert sorted(path.name for path in folder.iterdir()) == [".lock", f"data-{2 + published}", "manifest.json"]

@@ -1,10 +1,15 @@
 """Files are whole or as they were."""
 
+import io
 import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
-from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic, write_json
+from selfrag_jax.storage.arrays import npz_bytes, read_npz
+from selfrag_jax.storage.atomic import absolute, is_local, replace_atomic, write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json, read_json_object, read_jsonl, refuse_pointer
 from selfrag_jax.storage.lock import FolderInUseError, fcntl, lock_folder
 
@@ -34,6 +39,23 @@ def test_bytes_are_on_disk_before_the_name(tmp_path, monkeypatch):
   assert calls == ["fsync", "rename", "fsync"]
   assert [p.name for p in tmp_path.iterdir()] == ["file"]
   assert (tmp_path / "file").read_bytes() == b"\0\xff"
+
+
+def test_a_block_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path):
+  (tmp_path / "mine").write_text("mine")
+  (tmp_path / ".file.tmp").symlink_to(tmp_path / "mine")  # of a process that was killed, or laid by somebody
+  with replace_atomic(tmp_path / "file") as temporary:
+    temporary.write_bytes(b"whole")
+    assert not (tmp_path / "file").exists()
+
+  def interrupted():
+    with replace_atomic(tmp_path / "file") as temporary:
+      temporary.write_bytes(b"half")
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    interrupted()
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "whole", "mine": "mine"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -111,3 +133,49 @@ def test_the_holder_of_a_lock_is_named_once_it_has_written_its_name(tmp_path):
     lock.flush()
     with pytest.raises(FolderInUseError, match="is in use by pid 7 on host; wait for it"):
       wait()
+
+
+def test_arrays_are_the_same_from_a_file_and_from_its_bytes(tmp_path):
+  arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4), np.int32)}
+  data = npz_bytes(arrays)
+  (tmp_path / "a.npz").write_bytes(data)
+  for found in (read_npz(data), read_npz(tmp_path / "a.npz")):
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+      np.testing.assert_array_equal(found[name], array, strict=True)
+  with pytest.raises(ValueError, match="allow_pickle"):
+    npz_bytes({"x": np.array([{}])})
+
+
+def objects():
+  np.savez(buffer := io.BytesIO(), x=np.array([{}]))
+  return buffer.getvalue()
+
+
+def one_array():
+  np.save(buffer := io.BytesIO(), np.zeros(3))
+  return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+  "content", [b"", b"PK", b"no archive", objects(), one_array(), npz_bytes({"x": np.ones(9)})[:-9]]
+)
+def test_what_is_no_archive_of_arrays_is_said(tmp_path, content):
+  (tmp_path / "a.npz").write_bytes(content)
+  for source in (content, tmp_path / "a.npz"):
+    with pytest.raises(ValueError, match="it is no archive of arrays"):
+      read_npz(source)
+  with pytest.raises(FileNotFoundError):
+    read_npz(tmp_path / "absent.npz")
+
+
+def test_it_stands_below_everything_and_imports_no_jax():
+  program = """
+import pkgutil, importlib, sys
+import selfrag_jax.storage as room
+for found in pkgutil.iter_modules(room.__path__):
+  importlib.import_module(f"{room.__name__}.{found.name}")
+print(sorted(name for name in sys.modules if name.startswith(("jax", "tensorflow", "selfrag_jax."))))
+"""
+  printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+  assert all(name.startswith("selfrag_jax.storage") for name in eval(printed)), printed

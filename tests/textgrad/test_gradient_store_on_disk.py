@@ -170,6 +170,14 @@ def test_a_damaged_manifest_is_an_error_in_words(tmp_path, text):
     tg.GradientStore(str(path))
 
 
+def test_a_store_of_another_version_is_told_from_a_damaged_one(tmp_path):
+  path = tmp_path / "s"
+  tg.GradientStore(str(path)).close()
+  (path / "gradient_store.json").write_text('{"format": 4, "encoders": []}')
+  with pytest.raises(tg.GradientStoreError, match="s has format 4, this version reads 3"):
+    tg.GradientStore(str(path))
+
+
 def test_half_a_surrogate_pair_in_a_critique_is_kept_as_a_question_mark(tmp_path):
   with tg.GradientStore(str(tmp_path / "s")) as store:
     (id,) = store.add([tg.Critique(role=ROLE, text="a \ud800 b")])

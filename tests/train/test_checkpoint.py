@@ -298,9 +298,9 @@ def test_full_disk_surfaces_and_spares_earlier_steps(tmp_path, monkeypatch, wher
     if where == "orbax":
       patch.setattr(checkpointer._orbax._handler, "finalize", full_disk)
     elif where == "hash":
-      patch.setattr("selfrag_jax.train.checkpoint.file_digest", full_disk)
+      patch.setattr("selfrag_jax.storage.manifest.file_digest", full_disk)
     else:
-      patch.setattr("selfrag_jax.train.checkpoint.write_json", full_disk)
+      patch.setattr("selfrag_jax.storage.manifest.write_json", full_disk)
     checkpointer.save(2, make_state(2), metadata={})
     call = {
       "wait": checkpointer.wait,

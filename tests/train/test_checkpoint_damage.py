@@ -78,6 +78,16 @@ def test_a_manifest_or_metadata_of_anything_is_named_and_skipped(directory, name
   restore_and_go_on(directory, 10)
 
 
+@pytest.mark.parametrize("name", ["../10/metadata.json", "/etc/hostname"])
+def test_a_manifest_that_names_files_elsewhere_is_damaged(directory, name, caplog):
+  manifest = directory / "20" / "manifest.json"
+  files = json.loads(manifest.read_text())["files"]
+  manifest.write_text(json.dumps({"files": {**files, name: file_digest(directory / "20" / name)}}))
+  assert read_metadata(directory) == {"position": 10}
+  assert f"manifest.json is damaged, it names {name}, which lies outside of the folder" in caplog.text
+  restore_and_go_on(directory, 10)
+
+
 def test_an_older_step_that_is_damaged_does_not_stop_the_run(directory):
   (directory / "10" / "metadata.json").write_bytes(b"5")
   restore_and_go_on(directory, 20)
