@@ -108,19 +108,12 @@ class Refrag(GradientPhase):
   def step(self, state: TrainState, batch: SearchBatch) -> tuple[TrainState, Mapping[str, Any]]:
     """Roll out, reward, and update the state by what was rolled out."""
     config = self._config
-    episodes = self._runner.run(
-      state.params,
-      batch,
-      self._rollout,
-      jax.random.fold_in(state.key, state.step),
-      repeats=config.rollouts_per_question,
-      kind=config.retriever,
-    )
+    key, repeats = jax.random.fold_in(state.key, state.step), config.rollouts_per_question
+    episodes = self._runner.run(state.params, batch, self._rollout, key, repeats=repeats, kind=config.retriever)
     scores = self._runner.score(episodes)
     rewards = self._rewards(episodes, scores)
-    by_question = rewards.reshape(-1, config.rollouts_per_question)
-    advantage, kept = advantages(by_question, config.advantage)
-    columns = self._on_mesh((advantage.reshape(-1), np.repeat(kept, config.rollouts_per_question)))
+    advantage, kept = advantages(rewards.reshape(-1, repeats), config.advantage)
+    columns = self._on_mesh((advantage.reshape(-1), np.repeat(kept, repeats)))
     state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     return state, {**metrics, **means, "tokens": self._count_tokens(episodes.host)}
