@@ -37,12 +37,12 @@ def main(_) -> None:
   configure_xla()
   experiment = build(get_config().to_dict())
   rollout = experiment.rollout.__class__(**{**vars(experiment.rollout), "sampling": SamplingConfig(temperature=0.0)})
-  player, indices, key = experiment.player, np.arange(ROWS.value), jax.random.key(0)
+  runner, indices, key = experiment.runner, np.arange(ROWS.value), jax.random.key(0)
   if WORKDIR.value:
     params = load_policy(experiment, WORKDIR.value, "rl")
   else:
     params = experiment.sft_phase("sft", experiment.sft).initial_state().params
-  memory = jax.device_get(player.memory("test", indices))
+  memory = jax.device_get(runner.memory("test", indices))
   groups = experiment.task.questions("test", indices).group_ids
   encode = jax.jit(encode_with)
 
@@ -50,7 +50,7 @@ def main(_) -> None:
     width = rollout.max_query_tokens
     tokens = np.array([query + [0] * (width - len(query)) for query in queries], np.int32)
     mask = np.arange(width)[None, :] < np.array([len(query) for query in queries])[:, None]
-    embedded = np.asarray(encode(player.encoder, tokens, mask))
+    embedded = np.asarray(encode(runner.encoder, tokens, mask))
     slots = [
       search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_hop).slots[0]
       for i, group in enumerate(groups)
@@ -64,8 +64,8 @@ def main(_) -> None:
     return {"embeddings": state.embeddings[rows], "valid": state.valid[rows]}
 
   modes = {
-    "device": lambda: player.play(params, "test", indices, rollout, key),
-    "host": lambda: player.play_on_host(params, "test", indices, rollout, key, retrieve),
+    "device": lambda: runner.play(params, "test", indices, rollout, key),
+    "host": lambda: runner.play_on_host(params, "test", indices, rollout, key, retrieve),
   }
   played = {name: run() for name, run in modes.items()}  # compiles
   seconds = {name: [] for name in modes}

@@ -15,7 +15,7 @@ import numpy as np
 
 from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
 from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.rollout import Found
+from selfrag_jax.generate.rollout import RetrievedDocuments
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
@@ -320,7 +320,9 @@ class SelfRAGModel:
     # few shapes, but no room for a top_k that the memory cannot fill
     k, size = max(k, min(self.config.top_k, power_of_two(max(k, 16)))), self.config.chunk_size
     shape = (len(tokens), k)
-    found = Found(np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32))
+    found = RetrievedDocuments(
+      np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+    )
     for i, chunks in enumerate(retrieved):
       if self.config.order == "position":  # of the store: a slot may have been reused
         chunks = sorted(chunks, key=lambda chunk: chunk.metadata["position"])

@@ -17,7 +17,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.optimizer import make_optimizer
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
-from selfrag_jax.train.rollouts import MemoryConfig, Player
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner
 from selfrag_jax.train.state import abstract_state
 
 SHARDS, QUESTIONS, ROWS = 4, 4, 8
@@ -40,12 +40,12 @@ def programs(mesh):
     vocab_size=task.tokenizer.vocab_size, d_model=128, n_layers=2, n_heads=2, block_pattern="TM", ssm_chunk=16,
     ssm_head_dim=64, dtype="bfloat16",
   )  # fmt: skip
-  player = Player(task, model, MemoryConfig(d_embed=D_EMBED), mesh)
+  runner = RolloutRunner(task, model, MemoryConfig(d_embed=D_EMBED), mesh)
   rl = RLConfig(questions_per_step=QUESTIONS, rollouts_per_question=ROWS // QUESTIONS)
   params = abstract_state(partial(init_params, model), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
-    phase = Refrag("rl", player, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+    phase = Refrag("rl", runner, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
     return {name: lowered.compile() for name, lowered in phase.lower().items()}
 
 

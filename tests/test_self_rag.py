@@ -9,7 +9,7 @@ import pytest
 
 from selfrag_jax import self_rag
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, memory_tokens
-from selfrag_jax.generate.rollout import Found
+from selfrag_jax.generate.rollout import RetrievedDocuments
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
@@ -72,7 +72,7 @@ def test_augment_is_token_exact(order, places):
   chunks, sizes = rng.integers(60, 90, (4, 5, 6)), rng.integers(0, 7, (4, 5))
   slots = np.array([[3, 1, 4, 0, 2], [5, -1, -1, -1, -1], [-1] * 5, [7, 8, -1, -1, -1]])
   out, out_lengths, starts = jax.jit(augment, static_argnames=("ids", "order"))(
-    tokens, lengths, Found(chunks, sizes, slots), ids=IDS, order=order
+    tokens, lengths, RetrievedDocuments(chunks, sizes, slots), ids=IDS, order=order
   )
   assert out.shape == (4, 5 * 7 + 1 + 7)
   for b in range(4):

@@ -33,7 +33,7 @@ from selfrag_jax.tasks.context_batch import FactText, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import train
-from selfrag_jax.train.memory_reader import Reader
+from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.train.settings import RecallConfig
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
@@ -62,7 +62,7 @@ class Experiment:
   evaluation: RecallConfig
   pretrain: PretrainConfig
   full_context: PretrainConfig
-  baselines: dict[str, Reader]
+  baselines: dict[str, MemoryReader]
   text: FactText  # what they read
 
   def task(self, n_facts: int) -> Facts:
@@ -178,18 +178,18 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
   for n, questions, of_full in zip(evaluation.n_facts, evaluation.questions, evaluation.full_questions, strict=True):
     suffix = "" if n == evaluation.n_facts[0] else f"_{n}"
     conditions: dict[str, Any] = {
-      name: (base.reader, params, sight, changed) for name, (sight, changed) in CONDITIONS.items()
+      name: (base.reader, params, visibility, changed) for name, (visibility, changed) in CONDITIONS.items()
     }
     if not suffix and "memory" in policies:
       conditions["memory_before"] = (base.reader, policies["memory"], "memory", False)
     conditions |= {f"full_{name}": (experiment.baselines[name], full[name], "full", False) for name in full}
-    for name, (reader, weights, sight, changed) in conditions.items():
+    for name, (reader, weights, visibility, changed) in conditions.items():
       curve = curves[name + suffix] = measure(
         reader,
         weights,
         experiment.task(n),
-        sight,
-        questions=of_full if sight == "full" else questions,
+        visibility,
+        questions=of_full if visibility == "full" else questions,
         depths=evaluation.depths,
         tokens=evaluation.tokens,
         changed=changed,
@@ -237,8 +237,8 @@ def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
   base = experiment.base
   batch = of_facts(experiment.task(experiment.evaluation.n_facts[0]).lists("test", range(HELD_OUT)))
   reader = base.reader._replace(config=dataclasses.replace(base.reader.config, top_k=batch.gold.shape[2]))
-  sights: Any = {"gold": "oracle", "random": "random", "none": "none"}
-  losses = {name: score(reader, params, batch, sight).loss for name, sight in sights.items()}
+  visibilities: Any = {"gold": "oracle", "random": "random", "none": "none"}
+  losses = {name: score(reader, params, batch, visibility).loss for name, visibility in visibilities.items()}
   return {
     "n": HELD_OUT,
     **{name: float(loss.mean()) for name, loss in losses.items()},

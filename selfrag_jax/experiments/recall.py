@@ -8,13 +8,13 @@ import numpy as np
 
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import bootstrap_difference
-from selfrag_jax.tasks.context_batch import Sequences, of_facts
+from selfrag_jax.tasks.context_batch import ContextBatch, of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.train.memory_reader import Reader, Sight, is_found, seen
+from selfrag_jax.train.memory_reader import MemoryReader, Visibility, is_found, visible_slots
 from selfrag_jax.typing import Params
 
 _retrieve = jax.jit(lambda reader, *args: reader.retrieve(*args).slots, static_argnums=0)
-_read = jax.jit(Reader.read, static_argnums=0)
+_read = jax.jit(MemoryReader.read, static_argnums=0)
 _embed = jax.jit(lambda reader, params, batch: reader.remember(params, batch)[1], static_argnums=0)
 
 
@@ -51,10 +51,10 @@ class Scored(NamedTuple):
 
 
 def measure(
-  reader: Reader,
+  reader: MemoryReader,
   params: Params,
   task: Facts,
-  sight: Sight,
+  visibility: Visibility,
   *,
   questions: int,
   depths: int,
@@ -67,49 +67,59 @@ def measure(
   """
   places = task.depths(depths)
   at = lambda depth: of_facts(task.episodes("test", range(questions), [depth] * questions, changed=changed))
-  batch = Sequences(*(np.concatenate(column) for column in zip(*map(at, places), strict=True)))
-  scored = score(reader, params, batch, sight, tokens=tokens)
+  batch = ContextBatch(*(np.concatenate(column) for column in zip(*map(at, places), strict=True)))
+  scored = score(reader, params, batch, visibility, tokens=tokens)
   gold = batch.gold[:, 0]
   columns = (scored.loss, scored.right, scored.slots[:, 0] == gold[:, 0], is_found(scored.slots, gold))
   scores = (np.asarray(column).reshape(depths, questions).T for column in columns)
-  budget = task.n_facts if sight == "full" else reader.config.top_k
+  budget = task.n_facts if visibility == "full" else reader.config.top_k
   return Curve(*scores, budget=budget, budget_tokens=budget * (batch.chunks.shape[2] + 1) + 1)
 
 
 def score(
-  reader: Reader, params: Params, batch: Sequences, sight: Sight, *, tokens: int = 16_384, seed: int = 0
+  reader: MemoryReader,
+  params: Params,
+  batch: ContextBatch,
+  visibility: Visibility,
+  *,
+  tokens: int = 16_384,
+  seed: int = 0,
 ) -> Scored:
   """Answer the question of each context; `seed` draws the chunks of `random`."""
-  slots = _slots(reader, params, batch, sight, tokens, seed)
+  slots = _slots(reader, params, batch, visibility, tokens, seed)
   width = batch.chunks.shape[2] + 1  # [MEM] stands before each chunk
   return Scored(*_answer(reader, params, batch, slots, tokens // (slots.shape[1] * width)), slots)
 
 
-def recall_among(reader: Reader, params: Params, task: Facts) -> np.ndarray:
+def recall_among(reader: MemoryReader, params: Params, task: Facts) -> np.ndarray:
   """Return for each fact of a test list whether a question about it finds it first, bool [n_facts]."""
   batch = of_facts(task.lists("test", [0], task.n_facts))
   slots = _retrieve(reader, params, batch, np.zeros(task.n_facts, bool))
   return np.asarray(slots)[:, 0] == batch.gold[0, :, 0]
 
 
-def _slots(reader: Reader, params: Params, batch: Sequences, sight: Sight, tokens: int, seed: int) -> np.ndarray:
+def _slots(
+  reader: MemoryReader, params: Params, batch: ContextBatch, visibility: Visibility, tokens: int, seed: int
+) -> np.ndarray:
   """Return which chunks of its own context each question sees, int [N, k], -1: none."""
   n = batch.chunks.shape[1]
-  if sight in ("memory", "deleted"):
+  if visibility in ("memory", "deleted"):
     embedded, parts = _embedded(reader, params, batch, tokens), []
     for rows in _parts(len(batch.chunks), tokens // n):
-      part = Sequences(*(column[rows] for column in batch))
+      part = ContextBatch(*(column[rows] for column in batch))
       forgotten = np.zeros((len(rows), n), bool)
-      if sight == "deleted":
+      if visibility == "deleted":
         np.put_along_axis(forgotten, part.gold[:, 0], True, axis=1)
       parts.append(_retrieve(reader, params, part, forgotten.reshape(-1), embedded(rows)))
     slots = np.concatenate(parts)[: len(batch.chunks)]
   else:
-    slots = seen(sight, batch, reader.config.top_k, np.random.default_rng(seed))
+    slots = visible_slots(visibility, batch, reader.config.top_k, np.random.default_rng(seed))
   return np.where(slots >= 0, slots % n, -1)
 
 
-def _embedded(reader: Reader, params: Params, batch: Sequences, tokens: int) -> Callable[[np.ndarray], np.ndarray]:
+def _embedded(
+  reader: MemoryReader, params: Params, batch: ContextBatch, tokens: int
+) -> Callable[[np.ndarray], np.ndarray]:
   """Embed every distinct chunk once, as the same facts stand in other orders; return what gives those of contexts."""
   n, width = batch.chunks.shape[1:]
   rows = np.concatenate([batch.chunks.reshape(-1, width), batch.chunk_lengths.reshape(-1, 1)], axis=1)
@@ -125,7 +135,7 @@ def _embedded(reader: Reader, params: Params, batch: Sequences, tokens: int) -> 
 
 
 def _answer(
-  reader: Reader, params: Params, batch: Sequences, slots: np.ndarray, size: int
+  reader: MemoryReader, params: Params, batch: ContextBatch, slots: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Answer with the chunks at `slots`, `size` questions at once. Returns the mean losses and what was right, [N].
 
@@ -144,7 +154,7 @@ def _answer(
   for rows in _parts(len(slots), size):
     first = np.arange(len(rows))[:, None] * k
     local = np.where(places[rows] >= 0, first + places[rows], -1)
-    read: Any = _read(reader, params, Sequences(*(column[rows] for column in narrow)), local)
+    read: Any = _read(reader, params, ContextBatch(*(column[rows] for column in narrow)), local)
     parts.append(jax.device_get(read))
   log_probs, hits, counted = (np.concatenate(column)[: len(slots)] for column in zip(*parts, strict=True))
   loss = -np.where(counted, log_probs, 0).sum(axis=1) / counted.sum(axis=1)

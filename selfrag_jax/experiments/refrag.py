@@ -31,7 +31,7 @@ from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import LoopConfig, train
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, OptionalSFTConfig, SFTConfig
-from selfrag_jax.train.rollouts import MemoryConfig, Player, Scores, evaluate
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores, evaluate
 from selfrag_jax.train.settings import EvalConfig
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
@@ -57,7 +57,7 @@ class Experiment:
   base_params: Params | None
   task: SearchTask
   model: ModelConfig
-  player: Player
+  runner: RolloutRunner
   rollout: RolloutConfig
   sft: SFTConfig
   sft_gold: SFTConfig
@@ -88,7 +88,7 @@ class Experiment:
   ) -> Scores:
     """Score a policy greedily; `overrides` change the rollout's bounds."""
     rollout = dataclasses.replace(self.rollout, **overrides)
-    return evaluate(self.player, params, split, n, self.evaluation.batch_size, rollout, kind)
+    return evaluate(self.runner, params, split, n, self.evaluation.batch_size, rollout, kind)
 
   def sft_phase(self, name: str, config: SFTConfig) -> SFT:
     """Make a supervised phase; it starts from the pretrained parameters, or from scratch."""
@@ -109,7 +109,7 @@ class Experiment:
     rollout = dataclasses.replace(self.rollout, **overrides)
     return Refrag(
       name,
-      self.player,
+      self.runner,
       self.model,
       rl or self.rl,
       rollout,
@@ -131,8 +131,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   task = make_task(config["data"], folder, pretrained, sections["rollout"].max_query_tokens)
   model = make_model(config["model"], pretrained, task, mesh)
   base = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
-  player = Player(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
-  experiment = Experiment(config, mesh, base, task, model, player, **sections)
+  runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
+  experiment = Experiment(config, mesh, base, task, model, runner, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
     check_shards(sft.abstract_state())

@@ -29,7 +29,7 @@ from selfrag_jax.text.registry import open_tokenizer
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.loop import LoopConfig, checkpoints, train
-from selfrag_jax.train.memory_reader import Reader
+from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.typing import Params
@@ -59,7 +59,7 @@ class Experiment:
   mesh: Mesh
   data: FactData | TextData
   model: ModelConfig
-  reader: Reader
+  reader: MemoryReader
   start: LoadedModel | None
   phases: dict[str, Any]
   loop: LoopConfig
@@ -87,8 +87,8 @@ class Experiment:
     if name == "position_recall" and "memory" in self.phases:  # contexts that no earlier phase has seen
       seen = self.phases["memory"].steps * self.phases["memory"].batch_size
     demand = "recent" if name == "memory" else "even"
-    sequences = lambda step: self.data.sequences("train", range(seen + step * size, seen + (step + 1) * size), demand)
-    return MemoryPhase(name, sequences, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
+    contexts = lambda step: self.data.contexts("train", range(seen + step * size, seen + (step + 1) * size), demand)
+    return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
 
   def planned(self) -> dict[str, Pretrain | MemoryPhase]:
     """Make the phases as they will run, each from the shapes that the one before leaves."""
@@ -102,9 +102,9 @@ class Experiment:
   def validate(self, params: Params) -> dict[str, float]:
     """Score a reader on a few held-out contexts: of facts at every depth, of text beside the same without memory."""
     if isinstance(self.data, TextData):
-      batch = self.data.sequences("valid", range(64))
-      sights: Any = {"loss": "memory", "loss_given_gold": "oracle", "loss_without": "none"}
-      return {name: float(score(self.reader, params, batch, sight).loss.mean()) for name, sight in sights.items()}
+      batch = self.data.contexts("valid", range(64))
+      visibilities: Any = {"loss": "memory", "loss_given_gold": "oracle", "loss_without": "none"}
+      return {name: float(score(self.reader, params, batch, seen).loss.mean()) for name, seen in visibilities.items()}
     curve = measure(self.reader, params, self.data.task, "memory", questions=32, depths=8)
     scores = {"accuracy": curve.right, "recall_at_1": curve.first, "loss": curve.loss}
     return {name: float(values.mean()) for name, values in scores.items()}
@@ -129,7 +129,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
     phases = {name: phases[name] for name in phases if names.index(name) > names.index(start.metadata["phase"])}
     if not phases:
       raise ValueError(f"{config['init']} has gone through phase {start.metadata['phase']}: nothing is left to train")
-  reader = Reader(model, rag, memory_tokens(data.tokenizer), mesh)
+  reader = MemoryReader(model, rag, memory_tokens(data.tokenizer), mesh)
   loop = settings(LoopConfig, config["loop"], "loop")
   experiment = Experiment(config, mesh, data, model, reader, start, phases, loop)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first

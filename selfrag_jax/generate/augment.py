@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.generate.rollout import Found, compact
+from selfrag_jax.generate.rollout import RetrievedDocuments, compact
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states, mean_pool
@@ -51,7 +51,7 @@ def embed(
 
 
 def augment(
-  tokens_BxT: Array, lengths_B: Array, found: Found, ids: MemoryTokens | None, order: Order = "score"
+  tokens_BxT: Array, lengths_B: Array, found: RetrievedDocuments, ids: MemoryTokens | None, order: Order = "score"
 ) -> tuple[Array, Array, Array]:
   """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from selfrag_jax.generate.rollout import Found, Retrieve
+from selfrag_jax.generate.rollout import Retrieve, RetrievedDocuments
 from selfrag_jax.memory.state import MemoryState
 from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
@@ -17,10 +17,10 @@ Encoder = Callable[[Array, Array], Array]  # (token_ids int32 [B, T], mask bool 
 RetrieverKind = Literal["memory", "empty", "random", "oracle"]
 
 
-def gather_documents(memory: MemoryState, slots_Bxk: Array) -> Found:
+def gather_documents(memory: MemoryState, slots_Bxk: Array) -> RetrievedDocuments:
   """Read the documents at `slots` (-1: none) out of the memory."""
   safe = jnp.maximum(slots_Bxk, 0)
-  return Found(memory.tokens[safe], jnp.where(slots_Bxk >= 0, memory.lengths[safe], 0), slots_Bxk)
+  return RetrievedDocuments(memory.tokens[safe], jnp.where(slots_Bxk >= 0, memory.lengths[safe], 0), slots_Bxk)
 
 
 def make_retrieve(
@@ -47,7 +47,7 @@ def make_retrieve(
     # an empty query embeds to zero, and everything is equally far from that: it finds nothing
     return jnp.where((embedded_BxD != 0).any(axis=1, keepdims=True), found.slots, -1)
 
-  def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> Found:
+  def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> RetrievedDocuments:
     batch = queries_BxQ.shape[0]
     if kind == "memory":
       slots = find(encode(queries_BxQ, mask_BxQ))

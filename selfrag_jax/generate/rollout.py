@@ -82,7 +82,7 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
   )
 
 
-class Found(NamedTuple):
+class RetrievedDocuments(NamedTuple):
   """What a search gives: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
 
   tokens: ArrayLike
@@ -146,7 +146,7 @@ def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Arr
   return out, jnp.minimum(valid_BxT.sum(axis=1, dtype=jnp.int32), width)
 
 
-def document_block(found: Found, control: ControlTokens, width: int) -> tuple[Array, Array]:
+def document_block(found: RetrievedDocuments, control: ControlTokens, width: int) -> tuple[Array, Array]:
   """Wrap documents as the chat renderer does: `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`."""
   batch, k, size = found.tokens.shape
   column = lambda ids: jnp.broadcast_to(jnp.asarray(ids, jnp.int32)[None, :, None], (batch, k, 1))
@@ -254,7 +254,7 @@ def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
   return jnp.where(inside, tokens, policy.control.pad), inside
 
 
-def append(policy: Policy, state: _State, found: Found, over_budget: Array) -> _State:
+def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget: Array) -> _State:
   """Extend the caches of the searching rows by what was found, or by the notice that the budget is spent."""
   batch = state.tokens.shape[0]
   width = block_width(policy.config, policy.control, found.tokens.shape[2])
@@ -284,7 +284,7 @@ def _finish(state: _State, lengths_B: Array, slots: Array) -> Rollout:
   )
 
 
-Retrieve = Callable[[Array, Array, Array], Found]
+Retrieve = Callable[[Array, Array, Array], RetrievedDocuments]
 
 
 def rollout(
@@ -292,15 +292,16 @@ def rollout(
 ) -> Rollout:
   """Run all hops of a batch as one traced program (jit the caller).
 
-  `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> Found` is traced too: an encoder, a search and a
-  gather, with documents of `document_tokens` tokens. Rows with an empty mask are not searching; their result is unused.
+  `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
+  search and a gather, with documents of `document_tokens` tokens. Rows with an empty mask are not searching; their
+  result is unused.
   """
   config, batch = policy.config, prompts_BxT.shape[0]
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
 
   def find(state: _State, i: Array) -> tuple[_State, Array]:
     with jax.named_scope("retrieve"):
-      found = Found(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
+      found = RetrievedDocuments(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
     searching = (state.status == SEARCHING)[:, None]
     return append(policy, state, found, i >= config.max_hops), jnp.where(searching, found.slots, -1)
 
@@ -344,15 +345,17 @@ def rollout_on_host(
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
     results = [()] * len(texts) if over_budget else retrieve(texts, hop)
-    found = _to_found(results, config.documents_per_hop, document_tokens)
+    found = _to_retrieved(results, config.documents_per_hop, document_tokens)
     state = _append_jit(static, policy.params, state, found, np.asarray(over_budget))
     if not over_budget:
       slots[:, hop] = np.where(searching[:, None], found.slots, -1)
   return _finish(state, lengths_B, jnp.asarray(slots))
 
 
-def _to_found(results: Sequence[Sequence[tuple[int, Sequence[int]]]], k: int, document_tokens: int) -> Found:
-  found = Found(
+def _to_retrieved(
+  results: Sequence[Sequence[tuple[int, Sequence[int]]]], k: int, document_tokens: int
+) -> RetrievedDocuments:
+  found = RetrievedDocuments(
     np.zeros((len(results), k, document_tokens), np.int32),
     np.zeros((len(results), k), np.int32),
     np.full((len(results), k), -1, np.int32),

@@ -10,7 +10,7 @@ from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
 from selfrag_jax.tasks.search_task import Indices
 
 
-class Sequences(NamedTuple):
+class ContextBatch(NamedTuple):
   """Inputs and the contexts that they continue: E contexts of n chunks, q inputs each.
 
   `chunks` int32 [E, n, X], `chunk_lengths` [E, n]; `inputs` int32 [E, q, T], their `lengths` [E, q], of which the first
@@ -27,13 +27,13 @@ class Sequences(NamedTuple):
   use_memory: Any
 
 
-def of_facts(episodes: Episodes) -> Sequences:
+def of_facts(episodes: Episodes) -> ContextBatch:
   """Make each fact a chunk, and each question with its answer an input."""
   questions, answers, needed = episodes.questions, episodes.answers, episodes.needed
   if questions.ndim == 2:  # one question each
     questions, answers, needed = questions[:, None], answers[:, None], needed[:, None]
   asked = np.full(questions.shape[:2], questions.shape[2], np.int32)
-  return Sequences(
+  return ContextBatch(
     chunks=episodes.facts,
     chunk_lengths=episodes.lengths,
     inputs=np.concatenate([questions, answers], axis=2),
@@ -121,7 +121,7 @@ class FactText:
 
 
 class FactData:
-  """What the phases of the Self-RAG memory read: lists of facts as text, and as sequences that need a memory."""
+  """What the phases of the Self-RAG memory read: lists of facts as text, and as contexts to remember."""
 
   def __init__(self, variant: str, n_facts: int, n_questions: int, text: Sequence[Sequence[Any]], seed: int):
     self.task, self.n_questions = Facts(variant, n_facts, seed), n_questions
@@ -129,6 +129,6 @@ class FactData:
     self.tokenizer = self.task.tokenizer
     self.chunk_tokens = self.task.lists("train", [0]).facts.shape[2]
 
-  def sequences(self, split: str, indices: Indices, demand: Demand) -> Sequences:
+  def contexts(self, split: str, indices: Indices, demand: Demand) -> ContextBatch:
     """Return contexts of facts, and questions about them."""
     return of_facts(self.task.lists(split, indices, self.n_questions, demand))

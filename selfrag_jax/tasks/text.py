@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from selfrag_jax.storage.json_lines import read_jsonl, read_lines, refuse_pointer
-from selfrag_jax.tasks.context_batch import Sequences
+from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.tasks.facts import Demand
 from selfrag_jax.tasks.search_task import Indices, ShuffledEpochs
 from selfrag_jax.text.tokenizer import Tokenizer
@@ -137,11 +137,11 @@ class TextData:
     self.rows = PackedText(documents, row_tokens, seed).batch
     self._contexts = PackedText(documents, (n_chunks + 1) * chunk_tokens, seed)
 
-  def sequences(self, split: str, indices: Indices, _: Demand = "even") -> Sequences:
+  def contexts(self, split: str, indices: Indices, _: Demand = "even") -> ContextBatch:
     """Return contexts, and the pieces that follow them: text has a demand of its own."""
     tokens = self._contexts.batch(split, indices)["tokens"].reshape(len(indices), -1, self.chunk_tokens)
     rows, n, full = len(tokens), self.n_chunks, np.int32(self.chunk_tokens)
-    return Sequences(
+    return ContextBatch(
       chunks=tokens[:, :n],
       chunk_lengths=np.full((rows, n), full),
       inputs=tokens[:, n:],

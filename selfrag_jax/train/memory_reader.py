@@ -1,6 +1,6 @@
 """Reading with a memory, as pure functions: remember a context, ask, retrieve, and predict with what was found.
 
-The training phases take gradients through it; the position-recall experiment compares what can be seen (`Sight`).
+The training phases take gradients through it; the position-recall experiment compares what can be seen (`Visibility`).
 """
 
 from typing import Literal, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, input_logits
-from selfrag_jax.generate.rollout import Found
+from selfrag_jax.generate.rollout import RetrievedDocuments
 from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.memory.state import MemoryState, delete, init_memory, write
 from selfrag_jax.memory.topk import search
@@ -20,12 +20,12 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.ragged import kept_first
 from selfrag_jax.self_rag import SelfRAGConfig
-from selfrag_jax.tasks.context_batch import Sequences
+from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 # What a reader sees of a context of n chunks: those that it retrieves; the same after the needed ones were deleted; the
 # last k; the first and last k / 2; the needed ones; k others; nothing; everything.
-Sight = Literal["memory", "deleted", "tail", "head_tail", "oracle", "random", "none", "full"]
+Visibility = Literal["memory", "deleted", "tail", "head_tail", "oracle", "random", "none", "full"]
 
 
 class Retrieved(NamedTuple):
@@ -36,7 +36,7 @@ class Retrieved(NamedTuple):
   chunks: Array
 
 
-def gold_slots(batch: Sequences) -> Array:
+def gold_slots(batch: ContextBatch) -> Array:
   """Return where the needed chunks stand in the memory of the batch, [E q, g]."""
   contexts, n = batch.chunks.shape[:2]
   first = jnp.arange(contexts, dtype=jnp.int32)[:, None, None] * n
@@ -48,24 +48,26 @@ def is_found(slots_RxK: ArrayLike, gold_RxG: ArrayLike) -> Array:
   return (jnp.asarray(slots_RxK)[:, :, None] == jnp.asarray(gold_RxG)[:, None, :]).any(axis=1).all(axis=1)
 
 
-def seen(sight: Sight, batch: Sequences, k: int, rng: np.random.Generator | None = None) -> np.ndarray:
+def visible_slots(
+  visibility: Visibility, batch: ContextBatch, k: int, rng: np.random.Generator | None = None
+) -> np.ndarray:
   """Return the slots [E q, k] that a reader without retrieval sees (`full`: [E q, n]); -1 where there is none.
 
   `random` and `oracle` need the values of the batch, the others its shape only, so that they can be traced.
   """
   (contexts, n), rows = batch.chunks.shape[:2], batch.inputs.shape[0] * batch.inputs.shape[1]
   first = (np.arange(rows, dtype=np.int32) * contexts // rows * n)[:, None]
-  if sight == "full":
+  if visibility == "full":
     return first + np.arange(n, dtype=np.int32)
-  if sight == "tail":
+  if visibility == "tail":
     return first + np.arange(n - k, n, dtype=np.int32)
-  if sight == "head_tail":
+  if visibility == "head_tail":
     return first + np.r_[: k // 2, n - (k - k // 2) : n].astype(np.int32)
   slots = np.full((rows, k), -1, np.int32)
-  if sight == "oracle":
+  if visibility == "oracle":
     gold = np.asarray(gold_slots(batch))
     slots[:, : gold.shape[1]] = gold
-  elif sight == "random":
+  elif visibility == "random":
     if rng is None:
       raise ValueError("random chunks take a generator")
     gold = np.asarray(gold_slots(batch)) - first
@@ -74,7 +76,7 @@ def seen(sight: Sight, batch: Sequences, k: int, rng: np.random.Generator | None
   return slots
 
 
-class Reader(NamedTuple):
+class MemoryReader(NamedTuple):
   """A model with memory as the phases see it: static, but for the parameters."""
 
   model: ModelConfig
@@ -82,7 +84,7 @@ class Reader(NamedTuple):
   ids: MemoryTokens
   mesh: Mesh | None = None
 
-  def remember(self, params: Params, batch: Sequences, embedded: Array | None = None) -> tuple[MemoryState, Array]:
+  def remember(self, params: Params, batch: ContextBatch, embedded: Array | None = None) -> tuple[MemoryState, Array]:
     """Write all chunks into a memory, each context its group; return it and the embeddings [E n, D], with gradient.
 
     `embedded`: these embeddings, where they are known.
@@ -96,7 +98,7 @@ class Reader(NamedTuple):
     fixed = jax.lax.stop_gradient(embedded)
     return write(empty, fixed, mask=lengths > 0, group_ids=groups, tokens=tokens, lengths=lengths), embedded
 
-  def ask(self, params: Params, batch: Sequences, slots: ArrayLike | None = None) -> Array:
+  def ask(self, params: Params, batch: ContextBatch, slots: ArrayLike | None = None) -> Array:
     """Embed what is asked with, [E q, D]; the chunks at `slots` [E q, h] stand before it."""
     tokens, lengths = batch.inputs.reshape(-1, batch.inputs.shape[2]), batch.query_lengths.reshape(-1)
     if slots is not None:
@@ -107,7 +109,7 @@ class Reader(NamedTuple):
     return queries
 
   def retrieve(
-    self, params: Params, batch: Sequences, forgotten: ArrayLike | None = None, embedded: Array | None = None
+    self, params: Params, batch: ContextBatch, forgotten: ArrayLike | None = None, embedded: Array | None = None
   ) -> Retrieved:
     """Search for the chunks that are most similar to what is asked with, each input within its own context.
 
@@ -137,7 +139,7 @@ class Reader(NamedTuple):
       best = new[:, :1] if best is None else jnp.concatenate([best, new[:, :1]], axis=1)
     return Retrieved(slots, jnp.stack(queries, axis=1), chunks)
 
-  def read(self, params: Params, batch: Sequences, slots: ArrayLike) -> tuple[Array, Array, Array]:
+  def read(self, params: Params, batch: ContextBatch, slots: ArrayLike) -> tuple[Array, Array, Array]:
     """Predict the inputs with the chunks at `slots` before them, where they use a memory.
 
     Returns log-probabilities, hits and which tokens count, [E q, T - 1]; column t is about token t + 1 of the input.
@@ -151,12 +153,12 @@ class Reader(NamedTuple):
     return token_log_probs(logits, targets), logits.argmax(axis=-1) == targets, counted
 
 
-def _chunks_at(batch: Sequences, slots_RxK: ArrayLike) -> Found:
+def _chunks_at(batch: ContextBatch, slots_RxK: ArrayLike) -> RetrievedDocuments:
   """Return the chunks at slots of the memory of a batch; nothing where a slot is -1."""
   slots = jnp.asarray(slots_RxK)
   at = jnp.maximum(slots, 0)
   lengths = jnp.where(slots >= 0, batch.chunk_lengths.reshape(-1)[at], 0)
-  return Found(batch.chunks.reshape(-1, batch.chunks.shape[2])[at], lengths, slots)
+  return RetrievedDocuments(batch.chunks.reshape(-1, batch.chunks.shape[2])[at], lengths, slots)
 
 
 def _without(slots_RxK: Array, known_RxH: Array) -> Array:

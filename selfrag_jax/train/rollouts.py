@@ -77,7 +77,7 @@ class Episodes(NamedTuple):
   repeats: int
 
 
-class Player:
+class RolloutRunner:
   """Runs a policy over the questions of a task; holds the encoder and the memory of a shared corpus.
 
   The encoder is a bag of tokens, or the language model `encoder_params`, which stays as it is while the policy learns.
@@ -243,7 +243,7 @@ class Player:
 
 
 def evaluate(
-  player: Player,
+  runner: RolloutRunner,
   params: Params,
   split: str,
   n: int,
@@ -252,7 +252,7 @@ def evaluate(
   kind: RetrieverKind | HostRetrieve = "memory",
 ) -> Scores:
   """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut again."""
-  size = player.task.size(split)
+  size = runner.task.size(split)
   n = n if size is None else min(n, size)
   greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))
   parts = []
@@ -260,10 +260,10 @@ def evaluate(
     indices = np.minimum(np.arange(start, start + batch_size), n - 1)
     key = jax.random.key(start)
     if callable(kind):
-      episodes = player.play_on_host(params, split, indices, greedy, key, kind)
+      episodes = runner.play_on_host(params, split, indices, greedy, key, kind)
     else:
-      episodes = player.play(params, split, indices, greedy, key, kind=kind)
-    parts.append(Scores(*(column[: n - start] for column in player.score(episodes))))
+      episodes = runner.play(params, split, indices, greedy, key, kind=kind)
+    parts.append(Scores(*(column[: n - start] for column in runner.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 

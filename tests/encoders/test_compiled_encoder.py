@@ -17,7 +17,7 @@ from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
-from selfrag_jax.train.rollouts import MemoryConfig, Player
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner
 from selfrag_jax.train.state import LossSums, make_update, state_from_params
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
@@ -54,16 +54,16 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
   head = params["params"]["embed"].at[special["<|search_start|>"]].set(beginning)
   pushed = {"params": params["params"] | {"unembed": head.at[special["<|search_end|>"]].multiply(2)}}
   untied = dataclasses.replace(MODEL, tie_embeddings=False)
-  player = Player(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
-  memory = player.memory("train", range(8))
+  runner = RolloutRunner(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
+  memory = runner.memory("train", range(8))
   assert memory.embeddings.shape == (8 * 16, MODEL.d_model)
   embed = jax.jit(encode)
-  found = search_numpy(memory, embed(player.encoder, KEYS, KEYS >= 0), 1, group_ids=np.full(16, 3))
+  found = search_numpy(memory, embed(runner.encoder, KEYS, KEYS >= 0), 1, group_ids=np.full(16, 3))
   np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
-  episodes = player.play(pushed, "train", range(8), RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
+  episodes = runner.play(pushed, "train", range(8), RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
   queries, lengths = pad_rows([transcript.queries[0] for transcript in episodes.transcripts], 4)
-  embedded = embed(player.encoder, queries, np.arange(4)[None] < lengths[:, None])
+  embedded = embed(runner.encoder, queries, np.arange(4)[None] < lengths[:, None])
   slots = search_numpy(memory, embedded, 2, group_ids=np.arange(8)).slots
   np.testing.assert_array_equal(episodes.host.slots[:, 0], np.where(lengths[:, None] > 0, slots, -1))
   assert 0 < np.count_nonzero(lengths) < 8
@@ -72,9 +72,9 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
 @pytest.mark.parametrize("encoder", ["token_bag", "lm"])
 def test_an_empty_query_finds_nothing(params, encoder):
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-  player = Player(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
-  memory, queries, gold = player.memory("train", range(2)), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
-  embed = lambda tokens, mask: encode(player.encoder, tokens, mask)
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
+  memory, queries, gold = runner.memory("train", range(2)), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
+  embed = lambda tokens, mask: encode(runner.encoder, tokens, mask)
   groups = np.array([1, 1], np.int32)
   retrieve = make_retrieve("memory", memory, embed, 2, group_ids=groups, gold_BxG=gold, key=jax.random.key(0))
   found = jax.jit(retrieve)(queries, (queries >= 0) & [[True], [False]], 0)
@@ -85,7 +85,7 @@ def test_an_empty_query_finds_nothing(params, encoder):
 
 def test_a_model_from_scratch_is_no_encoder():
   with pytest.raises(ValueError, match="set init, or use token_bag"):
-    Player(TASK, MODEL, MemoryConfig(encoder="lm"), make_mesh((1, 1, 1), jax.devices()[:1]))
+    RolloutRunner(TASK, MODEL, MemoryConfig(encoder="lm"), make_mesh((1, 1, 1), jax.devices()[:1]))
 
 
 def test_training_leaves_the_parameters_that_it_started_from(params):
@@ -106,7 +106,7 @@ def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
   weights = []
   for indices in (range(2), range(5, 9)):
-    player = Player(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
-    player.memory("train", indices)
-    weights.append(np.asarray(player.encoder.weights))
+    runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
+    runner.memory("train", indices)
+    weights.append(np.asarray(runner.encoder.weights))
   np.testing.assert_array_equal(*weights)

@@ -15,14 +15,14 @@ from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.context_batch import of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.train.memory_reader import Reader, gold_slots, seen
+from selfrag_jax.train.memory_reader import MemoryReader, gold_slots, visible_slots
 
 TASK = Facts("two_fact", 12)  # two chunks are needed
 MODEL = ModelConfig(
   vocab_size=TASK.tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, block_pattern="T",
   init_scale=0.2,
 )  # fmt: skip
-READER = Reader(MODEL, SelfRAGConfig(top_k=4, chunk_size=16, order="position"), memory_tokens(TASK.tokenizer))
+READER = MemoryReader(MODEL, SelfRAGConfig(top_k=4, chunk_size=16, order="position"), memory_tokens(TASK.tokenizer))
 PARAMS = nn.unbox(init_params(MODEL, jax.random.key(0)))
 ASK = {"questions": 6, "depths": 4, "tokens": 400}  # parts of two or three contexts
 
@@ -32,7 +32,7 @@ def episodes(depth):
 
 
 @pytest.mark.parametrize(
-  ("sight", "expected"),
+  ("visibility", "expected"),
   [
     ("tail", [8, 9, 10, 11]),
     ("head_tail", [0, 1, 10, 11]),
@@ -40,17 +40,17 @@ def episodes(depth):
     ("none", [-1] * 4),
   ],
 )
-def test_what_is_seen_without_a_search(sight, expected):
-  slots = seen(sight, episodes(3), 4)
+def test_what_is_seen_without_a_search(visibility, expected):
+  slots = visible_slots(visibility, episodes(3), 4)
   np.testing.assert_array_equal(np.where(slots >= 0, slots - 12 * np.arange(6)[:, None], -1), [expected] * 6)
 
 
 def test_the_oracle_shows_what_is_needed_and_random_never_does():
   batch = episodes(5)
   gold = np.asarray(gold_slots(batch))
-  np.testing.assert_array_equal(seen("oracle", batch, 4)[:, :2], gold)
-  assert (seen("oracle", batch, 4)[:, 2:] == -1).all()
-  drawn = np.concatenate([seen("random", batch, 4, np.random.default_rng(i)) for i in range(50)], axis=1)
+  np.testing.assert_array_equal(visible_slots("oracle", batch, 4)[:, :2], gold)
+  assert (visible_slots("oracle", batch, 4)[:, 2:] == -1).all()
+  drawn = np.concatenate([visible_slots("random", batch, 4, np.random.default_rng(i)) for i in range(50)], axis=1)
   assert not (drawn[:, :, None] == gold[:, None, :]).any()
   for row in range(6):  # each of the ten others, about equally often
     counts = np.unique(drawn[row], return_counts=True)[1]
@@ -58,28 +58,28 @@ def test_the_oracle_shows_what_is_needed_and_random_never_does():
     assert counts.max() < 2.5 * counts.min()
 
 
-@pytest.mark.parametrize("sight", ["memory", "deleted", "head_tail", "oracle", "full"])
-def test_a_curve_is_what_reading_whole_contexts_gives(sight):
-  curve = measure(READER, PARAMS, TASK, sight, **ASK)
+@pytest.mark.parametrize("visibility", ["memory", "deleted", "head_tail", "oracle", "full"])
+def test_a_curve_is_what_reading_whole_contexts_gives(visibility):
+  curve = measure(READER, PARAMS, TASK, visibility, **ASK)
   assert curve.loss.shape == curve.right.shape == curve.found.shape == (6, 4)
   for column, depth in enumerate(TASK.depths(4)):
     batch = episodes(depth)
     gold = np.asarray(gold_slots(batch))
-    if sight in ("memory", "deleted"):
+    if visibility in ("memory", "deleted"):
       forgotten = np.zeros(72, bool)
-      forgotten[gold.reshape(-1)] = sight == "deleted"
+      forgotten[gold.reshape(-1)] = visibility == "deleted"
       slots = np.asarray(READER.retrieve(PARAMS, batch, forgotten).slots)
     else:
-      slots = seen(sight, batch, 4)
+      slots = visible_slots(visibility, batch, 4)
     log_probs, hits, counted = map(np.asarray, READER.read(PARAMS, batch, slots))
     np.testing.assert_allclose(curve.loss[:, column], -log_probs[counted], atol=1e-5)
     np.testing.assert_array_equal(curve.right[:, column], hits[counted])
     np.testing.assert_array_equal(curve.first[:, column], slots[:, 0] == gold[:, 0])
     both = [set(needed) <= set(row) for needed, row in zip(gold.tolist(), slots.tolist(), strict=True)]
     np.testing.assert_array_equal(curve.found[:, column], both)
-  if sight == "deleted":
+  if visibility == "deleted":
     assert not curve.found.any()
-  if sight in ("oracle", "full"):
+  if visibility in ("oracle", "full"):
     assert curve.found.all()
 
 

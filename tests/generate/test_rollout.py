@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from selfrag_jax.generate.rollout import (
-  Found,
   Policy,
+  RetrievedDocuments,
   RolloutConfig,
   block_width,
   capacity,
@@ -106,7 +106,9 @@ def slots_of(queries, hop, k):
 def device_rollout(p: Policy, key=0):
   def retrieve(queries, mask, hop):
     slots = slots_of(jnp.where(mask, queries, 0), hop, p.config.documents_per_hop)
-    return Found(TOKENS[jnp.maximum(slots, 0)], jnp.where(slots >= 0, LENGTHS[jnp.maximum(slots, 0)], 0), slots)
+    return RetrievedDocuments(
+      TOKENS[jnp.maximum(slots, 0)], jnp.where(slots >= 0, LENGTHS[jnp.maximum(slots, 0)], 0), slots
+    )
 
   def run(params, key):
     return rollout(Policy(p.model, unstack(p.model, params), p.config, p.control), *prompts(), retrieve, X, key)
@@ -213,7 +215,7 @@ def test_document_block_equals_the_renderer():
   config = RolloutConfig(documents_per_hop=3)
   slots = jnp.asarray([[0, 2, -1], [-1, -1, -1], [1, 0, 2]])
   safe = jnp.maximum(slots, 0)
-  found = Found(TOKENS[safe], LENGTHS[safe], slots)
+  found = RetrievedDocuments(TOKENS[safe], LENGTHS[safe], slots)
   tokens, lengths = document_block(found, CONTROL, block_width(config, CONTROL, X))
   for row, n, chosen in zip(tokens, lengths, slots, strict=True):
     assert row[:n].tolist() == render_documents(TOKENIZER, [DOCUMENTS[slot] for slot in chosen if slot >= 0])
@@ -236,7 +238,7 @@ def test_compact_keeps_order_and_cuts_at_the_width():
 def test_all_hops_are_one_program_without_host_callbacks():
   p = policy(RolloutConfig(2, 1, 4, 3))
   flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
-  retrieve = lambda queries, mask, hop: Found(
+  retrieve = lambda queries, mask, hop: RetrievedDocuments(
     TOKENS[:1][None].repeat(12, 0), LENGTHS[:1][None].repeat(12, 0), jnp.zeros((12, 1), jnp.int32)
   )
   text = jax.jit(lambda key: rollout(flat, *prompts(), retrieve, X, key)).lower(jax.random.key(0)).compile().as_text()

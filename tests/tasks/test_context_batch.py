@@ -79,7 +79,7 @@ def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
 def test_recent_facts_are_asked_for_more_often():
   for variant in ("kv", "needle"):
     data = FactData(variant, 32, 4 if variant == "kv" else 1, ((4,),), seed=0)
-    asked = {name: data.sequences("train", range(200), name).gold[..., 0].reshape(-1) for name in ("even", "recent")}
+    asked = {name: data.contexts("train", range(200), name).gold[..., 0].reshape(-1) for name in ("even", "recent")}
     assert abs(np.mean(asked["even"] >= 24) - 0.25) < 0.06
     assert abs(np.mean(asked["recent"] >= 24) - (1 - 0.75**3)) < 0.08
     assert asked["recent"].max() == 31

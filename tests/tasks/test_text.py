@@ -119,7 +119,7 @@ def test_a_sequence_continues_the_chunks_of_its_context(tmp_path):
   (tmp_path / "a.txt").write_text(text)
   data = text_data(tmp_path)
   for split in ("train", "valid"):
-    batch = data.sequences(split, range(5))
+    batch = data.contexts(split, range(5))
     assert batch.chunks.shape == (5, 3, 8)
     assert batch.inputs.shape == (5, 1, 8)
     for context, [piece] in zip(batch.chunks, batch.inputs, strict=True):
@@ -128,7 +128,7 @@ def test_a_sequence_continues_the_chunks_of_its_context(tmp_path):
     assert (batch.query_lengths == 2).all()
   # what is held out is held out from rows of either kind
   cut = len(text) - len(text) // HELD_OUT
-  seen = "".join(data.tokenizer.decode(row) for row in data.sequences("train", range(1000)).chunks.reshape(-1, 8))
+  seen = "".join(data.tokenizer.decode(row) for row in data.contexts("train", range(1000)).chunks.reshape(-1, 8))
   assert f"sentence {text[cut:].split()[-1]}" not in seen
 
 

@@ -20,7 +20,7 @@ from selfrag_jax.train.data import batches
 from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
-from selfrag_jax.train.rollouts import MemoryConfig, Player, evaluate
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, evaluate
 from selfrag_jax.train.state import TrainState
 
 METADATA = {"config": {"seed": 0}}
@@ -336,10 +336,10 @@ def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compil
     task.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT", ssm_state=8, ssm_head_dim=16
   )
   rollout = RolloutConfig(max_hops=1, max_query_tokens=2, max_answer_tokens=1)
-  player = Player(task, model, MemoryConfig(d_embed=16), mesh)
+  runner = RolloutRunner(task, model, MemoryConfig(d_embed=16), mesh)
   sft_config = SFTConfig(steps=4, batch_size=8, max_tokens=64, accumulate=2)
   loop = LoopConfig(checkpoint_every=2, eval_every=1)
-  score = lambda params: evaluate(player, params, "valid", 4, 4, rollout).means()
+  score = lambda params: evaluate(runner, params, "valid", 4, 4, rollout).means()
   with jax.set_mesh(mesh):
     sft = SFT("sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=score)
     counted = Counted(sft, compiled)
@@ -348,7 +348,7 @@ def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compil
     assert counted.by_evaluation[0]
     assert counted.by_step[1:] == counted.by_evaluation[1:] == [[]] * 3
     rl_config = RLConfig(steps=4, questions_per_step=4, rollouts_per_question=2, kl_weight=0.1)
-    rl = Refrag("rl", player, model, rl_config, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=score)
+    rl = Refrag("rl", runner, model, rl_config, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=score)
     counted = Counted(rl, compiled)
     state = train(counted, tmp_path, loop, METADATA)
     assert counted.by_step[0]

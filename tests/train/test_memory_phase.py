@@ -14,9 +14,9 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.self_rag import SelfRAGConfig
-from selfrag_jax.tasks.context_batch import Sequences, of_facts
+from selfrag_jax.tasks.context_batch import ContextBatch, of_facts
 from selfrag_jax.tasks.facts import Facts
-from selfrag_jax.train.memory_reader import Reader
+from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 
@@ -29,7 +29,7 @@ MODEL = ModelConfig(
 CONFIG = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
 
 
-def sequences(step: int) -> Sequences:
+def contexts(step: int) -> ContextBatch:
   """Eight lists a step, three questions each."""
   return of_facts(TASK.lists("train", range(step * 8, step * 8 + 8), 3))
 
@@ -43,20 +43,20 @@ def random_params():
 PARAMS = random_params()
 
 
-def pairs(step: int) -> Sequences:
+def pairs(step: int) -> ContextBatch:
   """Eight lists a step, a question each that takes two facts, of which one names the other."""
   return of_facts(Facts("two_fact", 12).lists("train", range(step * 8, step * 8 + 8)))
 
 
-def phase(config=CONFIG, mesh=None, sequences=sequences, **overrides) -> MemoryPhase:
+def phase(config=CONFIG, mesh=None, contexts=contexts, **overrides) -> MemoryPhase:
   mesh = mesh or make_mesh((1, 1, 1), jax.devices()[:1])
   optimizer = OptimizerConfig(learning_rate=5e-3)
   settings = MemoryPhaseConfig(
     **({"steps": 30, "batch_size": 8, "temperature": 0.1, "optimizer": optimizer} | overrides)
   )
-  reader = Reader(MODEL, config, IDS, mesh)
+  reader = MemoryReader(MODEL, config, IDS, mesh)
   return MemoryPhase(
-    "memory", sequences, reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
+    "memory", contexts, reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
   )
 
 
@@ -81,7 +81,7 @@ HIDDEN = jax.jit(lambda tokens: LM(MODEL).apply(PARAMS, tokens))
 HEAD = jax.jit(lambda hidden: LM(MODEL).apply(PARAMS, hidden, method="logits"))
 
 
-def slow_metrics(config: SelfRAGConfig, batch: Sequences, temperature: float) -> dict[str, float]:
+def slow_metrics(config: SelfRAGConfig, batch: ContextBatch, temperature: float) -> dict[str, float]:
   """What a step should say before it moves: one context, one question, one chunk at a time."""
   unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
   total = dict.fromkeys(["language_loss", "contrastive_loss", "accuracy", "recall_at_1", "recall_at_k"], 0.0)
@@ -136,7 +136,7 @@ def test_a_step_is_what_a_loop_over_chunks_does(changed):
 @pytest.mark.parametrize("changed", [{}, {"embed_pooling": "last", "retrieval_method": "dot", "searches": 3}])
 def test_a_further_search_asks_with_what_was_found_before(changed):
   config = dataclasses.replace(CONFIG, **{"top_k": 5, "searches": 2, "memory_dropout": 0.0, **changed})
-  p = phase(config, sequences=pairs, temperature=1.0)
+  p = phase(config, contexts=pairs, temperature=1.0)
   got, expected = first_metrics(p), slow_metrics(config, p.batch(0), temperature=1.0)
   for name, value in expected.items():
     np.testing.assert_allclose(got[name], value, atol=2e-4, err_msg=name)

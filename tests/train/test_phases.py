@@ -15,7 +15,7 @@ from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
-from selfrag_jax.train.rollouts import MemoryConfig, Player
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner
 from selfrag_jax.train.state import param_shardings
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
@@ -41,17 +41,17 @@ def run(mesh):
       losses.append(float(metrics["loss"]))
     programs = {
       **sft.lower(),
-      **{f"rl {name}": program for name, program in refrag(mesh, state.params, player(mesh)).lower().items()},
+      **{f"rl {name}": program for name, program in refrag(mesh, state.params, runner(mesh)).lower().items()},
     }
     return losses, jax.device_get(state.params), programs
 
 
-def player(mesh):
-  return Player(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
+def runner(mesh):
+  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=32), mesh)
 
 
-def refrag(mesh, params, player):
-  return Refrag("rl", player, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+def refrag(mesh, params, runner):
+  return Refrag("rl", runner, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
 
 
 def sft_phase(task, **overrides):
@@ -170,7 +170,7 @@ def episodes(params):
   for mesh in (ONE, EIGHT):
     placed = jax.device_put(params, param_shardings(MODEL, mesh))
     with jax.set_mesh(mesh):
-      played.append(player(mesh).play(placed, "train", np.arange(8), ROLLOUT, jax.random.key(0), repeats=2))
+      played.append(runner(mesh).play(placed, "train", np.arange(8), ROLLOUT, jax.random.key(0), repeats=2))
   return played
 
 
@@ -187,7 +187,7 @@ def test_eight_devices_reinforce_as_one(params, episodes):
   results = []
   for mesh in (ONE, EIGHT):
     with jax.set_mesh(mesh):
-      judge = player(mesh)
+      judge = runner(mesh)
       judge.play = lambda *_, mesh=mesh, **__: episodes[0]._replace(
         rollout=jax.device_put(episodes[0].host, batch_sharding(mesh))
       )

@@ -17,15 +17,15 @@ from selfrag_jax.tasks.search_task import Questions
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
-from selfrag_jax.train.rollouts import Episodes, MemoryConfig, Player, Scores
+from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
 MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, init_scale=0.3)
 
 
 @pytest.fixture
-def player():
-  return Player(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
+def runner():
+  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
 
 
 def episodes(slots, answers):
@@ -42,7 +42,7 @@ def episodes(slots, answers):
   return Episodes(host, host, transcripts, asked, repeats=2)  # type: ignore[arg-type]
 
 
-def test_scores_hold_each_rollout_against_its_own_question(player):
+def test_scores_hold_each_rollout_against_its_own_question(runner):
   slots = [
     [[7, 3], [-1, -1]],  # both gold documents at once
     [[7, -1], [5, -1]],  # one of two, and that of the second hop first; 5 is another question's
@@ -52,7 +52,7 @@ def test_scores_hold_each_rollout_against_its_own_question(player):
     [[3, 5], [7, -1]],
   ]
   answers = ["Harrow", "Harrow Corvane", None, "Avalor", "Harrow", "ally"]
-  scores = player.score(episodes(slots, answers))
+  scores = runner.score(episodes(slots, answers))
   expected = Scores(
     exact_match=[1, 0, 0, 1, 0, 1],  # any accepted answer counts
     f1=[1, 2 / 3, 0, 1, 0, 1],
@@ -68,18 +68,18 @@ def test_scores_hold_each_rollout_against_its_own_question(player):
   assert scores.means()["gold_recall"] == pytest.approx(2.5 / 6)
 
 
-def test_without_a_search_nothing_is_found(player):
-  scores = player.score(episodes(np.zeros((6, 0, 1)), ["Harrow"] * 6))
+def test_without_a_search_nothing_is_found(runner):
+  scores = runner.score(episodes(np.zeros((6, 0, 1)), ["Harrow"] * 6))
   np.testing.assert_array_equal(scores.exact_match, [1, 1, 0, 0, 0, 0])
   assert not np.any([scores.first_gold, scores.gold_recall, scores.all_gold, scores.searches])
 
 
-def test_the_advantage_of_a_rollout_reaches_its_own_row(player, monkeypatch):
+def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
   indices, config = np.array([4, 9, 2]), RLConfig(steps=1, questions_per_step=3, rollouts_per_question=2)
   prompts = TASK.questions("train", indices).prompts
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
-  bounds, mesh = RolloutConfig(1, 1, 3, 2), player.mesh
-  phase = Refrag("rl", player, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+  bounds, mesh = RolloutConfig(1, 1, 3, 2), runner.mesh
+  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
 
   def gold_recall(tokens):
     """A reward that tells all rollouts apart, except those of the second question."""
@@ -91,7 +91,7 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(player, monkeypatch):
     return Scores(zeros, zeros, zeros, gold_recall(played.host.tokens), zeros, zeros, zeros + 1)
 
   batches = []
-  monkeypatch.setattr(player, "score", score)
+  monkeypatch.setattr(runner, "score", score)
   monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
   phase.step(phase.initial_state(), indices)
   [batch] = batches

@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from selfrag_jax.checked import Checked, Count, Positive, Weight
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.context_batch import Sequences
+from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.train.losses import info_nce
-from selfrag_jax.train.memory_reader import Reader, Retrieved, gold_slots, is_found
+from selfrag_jax.train.memory_reader import MemoryReader, Retrieved, gold_slots, is_found
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.state import LossSums, TrainState
@@ -42,14 +42,14 @@ class MemoryPhaseConfig(Checked):
 
 
 class MemoryPhase(GradientPhase):
-  """The phase. `sequences(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
+  """The phase. `contexts(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
   it; `params` start it, None draws fresh ones."""
 
   def __init__(
     self,
     name: str,
-    sequences: Callable[[int], Sequences],
-    reader: Reader,
+    contexts: Callable[[int], ContextBatch],
+    reader: MemoryReader,
     config: MemoryPhaseConfig,
     *,
     mesh: Mesh,
@@ -59,15 +59,15 @@ class MemoryPhase(GradientPhase):
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
     super().__init__(name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params)
-    self._sequences, self._reader, self._config, self._evaluate = sequences, reader, config, evaluate_reader
+    self._contexts, self._reader, self._config, self._evaluate = contexts, reader, config, evaluate_reader
 
-  def batch(self, step: int) -> Sequences:
-    """Return the sequences of a step, some of which see no memory."""
-    batch = self._sequences(step)
+  def batch(self, step: int) -> ContextBatch:
+    """Return the contexts of a step; some of their inputs see no memory."""
+    batch = self._contexts(step)
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
-  def step(self, state: TrainState, batch: Sequences) -> tuple[TrainState, Mapping[str, Any]]:
+  def step(self, state: TrainState, batch: ContextBatch) -> tuple[TrainState, Mapping[str, Any]]:
     tokens = int(batch.chunk_lengths.sum() + batch.lengths.sum())
     state, metrics = self._update(state, self._on_mesh(batch))
     return state, metrics | {"tokens": tokens}

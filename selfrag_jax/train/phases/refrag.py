@@ -25,7 +25,7 @@ from selfrag_jax.tasks.search_task import permuted
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
-from selfrag_jax.train.rollouts import Episodes, Player, Scores
+from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Params
 
@@ -61,7 +61,7 @@ class Refrag(GradientPhase):
   def __init__(
     self,
     name: str,
-    player: Player,
+    runner: RolloutRunner,
     model: ModelConfig,
     config: RLConfig,
     rollout: RolloutConfig,
@@ -84,7 +84,7 @@ class Refrag(GradientPhase):
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
     super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
     self._model = model
-    self._player, self._config, self._rollout, self._evaluate = player, config, rollout, evaluate_policy
+    self._runner, self._config, self._rollout, self._evaluate = runner, config, rollout, evaluate_policy
     self._reference = (params,) if config.kl_weight else ()
 
   def batch(self, step: int) -> np.ndarray:
@@ -94,7 +94,7 @@ class Refrag(GradientPhase):
 
   def step(self, state: TrainState, batch: np.ndarray) -> tuple[TrainState, Mapping[str, Any]]:
     config = self._config
-    episodes = self._player.play(
+    episodes = self._runner.play(
       state.params,
       "train",
       batch,
@@ -103,7 +103,7 @@ class Refrag(GradientPhase):
       repeats=config.rollouts_per_question,
       kind=config.retriever,
     )
-    scores = self._player.score(episodes)
+    scores = self._runner.score(episodes)
     rewards = self._rewards(episodes, scores, int(batch[0]))
     by_question = rewards.reshape(-1, config.rollouts_per_question)
     advantage, kept = advantages(by_question, config.advantage)
@@ -121,7 +121,7 @@ class Refrag(GradientPhase):
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""
     config, state = self._config, self.abstract_state()
     indices = self.batch(0)
-    rollout = self._player.lower(
+    rollout = self._runner.lower(
       state.params, "train", indices, self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )
     rows = config.questions_per_step * config.rollouts_per_question
@@ -137,7 +137,7 @@ class Refrag(GradientPhase):
       return rng.integers(2, size=len(episodes.transcripts)).astype(np.float32)
     if config.control == "permuted":
       order = np.roll(np.arange(len(episodes.questions.answers)), 1)
-      scores = self._player.score(episodes._replace(questions=permuted(episodes.questions, order)))
+      scores = self._runner.score(episodes._replace(questions=permuted(episodes.questions, order)))
     return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *reference: Params) -> LossSums:
