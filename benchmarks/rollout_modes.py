@@ -37,13 +37,14 @@ def main(_) -> None:
   configure_xla()
   experiment = build(get_config().to_dict())
   rollout = experiment.rollout.__class__(**{**vars(experiment.rollout), "sampling": SamplingConfig(temperature=0.0)})
-  runner, indices, key = experiment.runner, np.arange(ROWS.value), jax.random.key(0)
+  runner, key = experiment.runner, jax.random.key(0)
+  batch = experiment.task.batch("test", np.arange(ROWS.value))
   if WORKDIR.value:
     params = load_policy(experiment, WORKDIR.value, "rl")
   else:
     params = experiment.sft_phase("sft", experiment.sft).initial_state().params
-  memory = jax.device_get(runner.memory("test", indices))
-  groups = experiment.task.questions("test", indices).group_ids
+  memory = jax.device_get(runner.memory(batch.corpus))
+  groups = batch.group_ids
   encode = jax.jit(encode_with)
 
   def retrieve(queries, hop):
@@ -64,8 +65,8 @@ def main(_) -> None:
     return {"embeddings": state.embeddings[rows], "valid": state.valid[rows]}
 
   modes = {
-    "device": lambda: runner.play(params, "test", indices, rollout, key),
-    "host": lambda: runner.play_on_host(params, "test", indices, rollout, key, retrieve),
+    "device": lambda: runner.run(params, batch, rollout, key),
+    "host": lambda: runner.run_on_host(params, batch, rollout, key, retrieve),
   }
   played = {name: run() for name, run in modes.items()}  # compiles
   seconds = {name: [] for name in modes}

@@ -312,7 +312,7 @@ def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, C
 def bm25(experiment: Experiment) -> HostRetrieve:
   """Return a host retriever over the passages of a task: BM25 with its defaults."""
   task: Any = experiment.task
-  corpus, budget, retriever = task.corpus("test", ()), experiment.document_budget, BM25Retriever()
+  corpus, budget, retriever = task.corpus, experiment.document_budget, BM25Retriever()
   retriever.add_documents(Document(str(slot), **document) for slot, document in enumerate(task.documents))
 
   def retrieve(queries, hop: int):
@@ -356,7 +356,7 @@ def bm25_of_questions(experiment: Experiment) -> float:
   task: Any = experiment.task
   indices = np.arange(task.size("test"))
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
-  gold = task.questions("test", indices).gold
+  gold = task.batch("test", indices).gold
   found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
   return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
 

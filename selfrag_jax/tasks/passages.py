@@ -19,7 +19,7 @@ from selfrag_jax.tasks.search_task import (
   STRATEGIES,
   Corpus,
   Indices,
-  Questions,
+  SearchBatch,
   ShuffledEpochs,
 )
 from selfrag_jax.text.chat import CHATML, ChatTemplate, document_body, render_for_completion
@@ -86,7 +86,7 @@ class PassageSearch:
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
-    self._corpus = self._make_corpus(index)
+    self.corpus = self._make_corpus(index)
     self._words = [set(_words(_said(document))) for document in self.documents]
     self._frequency = Counter(word for words in self._words for word in words)
     # nobody who writes a query knows which of several Medicis has "(board game)" in its title
@@ -110,23 +110,20 @@ class PassageSearch:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     return len(self._parts[split])
 
-  def questions(self, split: str, indices: Indices) -> Questions:
-    """Return the questions; gold slots are padded by -1 to the most that any question has.
+  def batch(self, split: str, indices: Indices) -> SearchBatch:
+    """Return the questions and the one corpus; gold slots are padded by -1 to the most that any question has.
 
     Raises ValueError for a negative index, and for one past the end of valid or test.
     """
     chosen = self._choose(split, indices)
     prompts, lengths = pad_rows([self._prompts[question] for question in chosen], self.prompt_tokens)
     gold, _ = pad_rows([question.gold for question in chosen], self._gold_width, pad=-1)
-    return Questions(prompts, lengths, gold, np.zeros(len(chosen), np.int32), [q.answers for q in chosen])
+    zeros, answers = np.zeros(len(chosen), np.int32), [question.answers for question in chosen]
+    return SearchBatch(np.asarray(indices), prompts, lengths, gold, zeros, zeros, answers, self.corpus)
 
   def texts(self, split: str, indices: Indices) -> list[str]:
     """Return what the questions ask, as text."""
     return [question.text for question in self._choose(split, indices)]
-
-  def corpus(self, split: str, indices: Indices) -> Corpus:
-    """Return the documents, always the same object: the questions share one memory."""
-    return self._corpus
 
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
     """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.

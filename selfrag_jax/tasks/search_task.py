@@ -1,4 +1,4 @@
-"""What a search task gives to training and evaluation: questions, the documents they are asked over, demonstrations."""
+"""The protocol of search tasks: batches of questions with the documents they are asked over, and demonstrations."""
 
 import functools
 from collections.abc import Sequence
@@ -18,31 +18,6 @@ NOTICE = "No more searches."
 OVERRUN_RATE = 0.25  # of random demonstrations: a policy that never saw the notice falls apart when it does
 
 
-class Questions(NamedTuple):
-  """A batch: prompts int32 [Q, T] (right-padded), lengths [Q], gold slots int32 [Q, G] (-1: none), group ids [Q].
-
-  `first_slots` int32 [Q] says where the documents of each question's group begin (None: all share one corpus).
-  """
-
-  prompts: np.ndarray
-  lengths: np.ndarray
-  gold: np.ndarray
-  group_ids: np.ndarray
-  answers: Sequence[tuple[str, ...]]
-  first_slots: np.ndarray | None = None
-
-
-def permuted(questions: Questions, order: np.ndarray) -> Questions:
-  """Give every question the answers and the gold documents of question `order[i]`, within its own documents.
-
-  The causal control of a reward: what it then teaches cannot be how to answer.
-  """
-  first = np.zeros(len(order), np.int32) if questions.first_slots is None else questions.first_slots
-  gold = questions.gold[order]
-  moved = np.where(gold >= 0, gold - first[order][:, None] + first[:, None], -1)
-  return questions._replace(gold=moved, answers=[questions.answers[i] for i in order])
-
-
 class Corpus(NamedTuple):
   """Documents in the order of their slots: index keys int32 [C, Xk], bodies int32 [C, X], lengths, group ids [C]."""
 
@@ -51,6 +26,33 @@ class Corpus(NamedTuple):
   tokens: np.ndarray
   lengths: np.ndarray
   group_ids: np.ndarray
+
+
+class SearchBatch(NamedTuple):
+  """Questions and the documents that they are asked over, on the host.
+
+  `indices` [Q] name the questions within their split. Prompts int32 [Q, T] are right-padded, `lengths` [Q]; gold slots
+  int32 [Q, G] (-1: none); group ids [Q]; `first_slots` int32 [Q] is where the documents of each question's group begin.
+  """
+
+  indices: np.ndarray
+  prompts: np.ndarray
+  lengths: np.ndarray
+  gold: np.ndarray
+  group_ids: np.ndarray
+  first_slots: np.ndarray
+  answers: Sequence[tuple[str, ...]]
+  corpus: Corpus
+
+
+def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
+  """Give every question the answers and the gold documents of question `order[i]`, within its own documents.
+
+  The causal control of a reward: what it then teaches cannot be how to answer.
+  """
+  gold, first = batch.gold[order], batch.first_slots
+  moved = np.where(gold >= 0, gold - first[order][:, None] + first[:, None], -1)
+  return batch._replace(gold=moved, answers=[batch.answers[i] for i in order])
 
 
 class SearchTask(Protocol):
@@ -84,10 +86,8 @@ class SearchTask(Protocol):
     """Return the number of different questions, None if they never end; indices of `sft` and `train` may go beyond."""
     ...
 
-  def questions(self, split: str, indices: Indices) -> Questions: ...
-
-  def corpus(self, split: str, indices: Indices) -> Corpus:
-    """Return the documents that these questions are asked over; the same object if they share one knowledge base."""
+  def batch(self, split: str, indices: Indices) -> SearchBatch:
+    """Make the batch of these questions; if all questions share one corpus, every batch holds the same object."""
     ...
 
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.tasks.search_task import NOTICE, Corpus, Indices, Questions
+from selfrag_jax.tasks.search_task import NOTICE, Corpus, Indices, SearchBatch
 from selfrag_jax.tasks.two_hop import TwoHopKB, vocabulary
 from selfrag_jax.text.chat import COMPACT, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer
@@ -31,19 +31,30 @@ class TwoHopSearch:
   def size(self, split: str) -> None:
     """Return None: questions never end."""
 
-  def questions(self, split: str, indices: Indices) -> Questions:
-    """Draw the questions and place their gold documents in the memory of the batch."""
+  def batch(self, split: str, indices: Indices) -> SearchBatch:
+    """Draw the questions, and write the table of each as the documents of its group."""
     drawn = [self.kb.question(split, int(index)) for index in indices]
     prompts, lengths = pad_rows([self._prompt(question.text) for question in drawn], self.prompt_tokens)
     groups = np.arange(len(drawn), dtype=np.int32)
     first = groups * len(self.kb.keys)
-    gold = np.array([question.gold for question in drawn], np.int32) + first[:, None]
-    return Questions(prompts, lengths, gold, groups, [question.answers for question in drawn], first)
+    return SearchBatch(
+      indices=np.asarray(indices),
+      prompts=prompts,
+      lengths=lengths,
+      gold=np.array([question.gold for question in drawn], np.int32) + first[:, None],
+      group_ids=groups,
+      first_slots=first,
+      answers=[question.answers for question in drawn],
+      corpus=self._corpus(np.stack([question.table for question in drawn])),
+    )
 
-  def corpus(self, split: str, indices: Indices) -> Corpus:
-    """Write the tables of the questions as documents, one group each."""
-    n, per_group = len(indices), len(self.kb.keys)
-    tables = np.stack([self.kb.question(split, int(index)).table for index in indices])
+  def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
+    """Show question `index` of `split` by `strategy`; a pure function of its arguments and the seed."""
+    rng = np.random.default_rng([self.kb.seed, index, DEMONSTRATION_STREAM])
+    return self.kb.demonstration(self.kb.question(split, index), strategy, rng, max_hops)
+
+  def _corpus(self, tables: np.ndarray) -> Corpus:
+    n, per_group = len(tables), len(self.kb.keys)
     tokens, lengths = self.kb.document_tokens(tables)
     return Corpus(
       np.tile(self.kb.key_tokens(), (n, 1)),
@@ -52,11 +63,6 @@ class TwoHopSearch:
       lengths.reshape(-1),
       np.repeat(np.arange(n, dtype=np.int32), per_group),
     )
-
-  def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
-    """Show question `index` of `split` by `strategy`; a pure function of its arguments and the seed."""
-    rng = np.random.default_rng([self.kb.seed, index, DEMONSTRATION_STREAM])
-    return self.kb.demonstration(self.kb.question(split, index), strategy, rng, max_hops)
 
   def _prompt(self, text: str) -> list[int]:
     conversation = {"messages": [{"role": "user", "content": text}]}

@@ -1,4 +1,4 @@
-"""Play rollouts of a search task and score them: what reinforcement learning trains on and evaluation reports."""
+"""Rollouts of a search task with their scores: what reinforcement learning trains on and evaluation reports."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,8 @@ from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import length_mask
-from selfrag_jax.tasks.search_task import Corpus, Indices, Questions, SearchTask
+from selfrag_jax.tasks.search_task import Corpus, SearchBatch, SearchTask
+from selfrag_jax.train.data import batches
 from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
@@ -73,7 +74,7 @@ class Episodes(NamedTuple):
   rollout: Rollout
   host: Rollout
   transcripts: list[Transcript]
-  questions: Questions
+  batch: SearchBatch
   repeats: int
 
 
@@ -98,11 +99,10 @@ class RolloutRunner:
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._unstack = jax.jit(lambda params: unstack(model, params))
-    self._play = jax.jit(self._play_traced, static_argnames=("config", "kind", "repeats"))
+    self._run = jax.jit(self._run_traced, static_argnames=("config", "kind", "repeats"))
 
-  def memory(self, split: str, indices: Indices) -> MemoryState:
-    """Return the memory of the documents that these questions are asked over."""
-    corpus = self.task.corpus(split, indices)
+  def memory(self, corpus: Corpus) -> MemoryState:
+    """Return the memory of a corpus; that of the same object is built once."""
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
     if self.encoder is None:
@@ -111,69 +111,56 @@ class RolloutRunner:
     self._shared = (corpus, memory)
     return memory
 
-  def play(
+  def run(
     self,
     params: Params,
-    split: str,
-    indices: Indices,
+    batch: SearchBatch,
     config: RolloutConfig,
     key: PRNGKey,
     *,
     repeats: int = 1,
     kind: RetrieverKind = "memory",
   ) -> Episodes:
-    """Roll every question out `repeats` times (rows of one question are neighbours) and score the answers."""
-    questions = self.task.questions(split, indices)
-    memory = self.memory(split, indices)
-    inputs = jax.device_put(
-      (questions.prompts, questions.lengths, questions.gold, questions.group_ids), batch_sharding(self.mesh)
-    )
-    played = self._play(params, self.encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
-    host = fetch(played)
-    return Episodes(played, host, read_transcripts(host, self.control), questions, repeats)
+    """Roll every question out `repeats` times; rows of one question are neighbours."""
+    memory = self.memory(batch.corpus)
+    inputs = jax.device_put(_inputs(batch), batch_sharding(self.mesh))
+    done = self._run(params, self.encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    host = fetch(done)
+    return Episodes(done, host, read_transcripts(host, self.control), batch, repeats)
 
-  def play_on_host(
-    self, params: Params, split: str, indices: Indices, config: RolloutConfig, key: PRNGKey, retrieve: HostRetrieve
+  def run_on_host(
+    self, params: Params, batch: SearchBatch, config: RolloutConfig, key: PRNGKey, retrieve: HostRetrieve
   ) -> Episodes:
     """Roll every question out once around a Python retriever; the same hops, one program a turn."""
-    questions, width = self.task.questions(split, indices), self.task.document_tokens
     policy = Policy(self.model, self._unstack(params), config, self.control)
-    prompts, lengths = map(jnp.asarray, (questions.prompts, questions.lengths))
-    played = rollout_on_host(policy, prompts, lengths, retrieve, width, key)
-    host = fetch(played)
-    return Episodes(played, host, read_transcripts(host, self.control), questions, 1)
+    prompts, lengths = map(jnp.asarray, (batch.prompts, batch.lengths))
+    done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key)
+    host = fetch(done)
+    return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
 
   def lower(
-    self,
-    params: Params,
-    split: str,
-    indices: Indices,
-    config: RolloutConfig,
-    *,
-    repeats: int,
-    kind: RetrieverKind,
+    self, params: Params, batch: SearchBatch, config: RolloutConfig, *, repeats: int, kind: RetrieverKind
   ) -> jax.stages.Lowered:
     """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
-    questions, corpus = self.task.questions(split, indices), self._padded(self.task.corpus(split, indices))
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
     encoder = abstract(jax.eval_shape(self._make_encoder), whole)
-    memory = jax.eval_shape(self._build_memory, encoder, corpus)
+    memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
-    inputs = abstract((questions.prompts, questions.lengths, questions.gold, questions.group_ids), rows)
+    inputs = abstract(_inputs(batch), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
-    return self._play.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    return self._run.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def score(self, episodes: Episodes) -> Scores:
     """Hold the answers and the slots that were found against those of the questions."""
-    transcripts, slots, questions = episodes.transcripts, episodes.host.slots, episodes.questions
+    transcripts, slots, batch = episodes.transcripts, episodes.host.slots, episodes.batch
     row = np.arange(len(transcripts)) // episodes.repeats
-    gold = questions.gold[row]  # [B, G]
+    gold = batch.gold[row]  # [B, G]
     wanted = gold >= 0
     found = (slots.reshape(len(row), -1)[:, :, None] == gold[:, None, :]).any(axis=1) & wanted
     recall = found.sum(axis=1) / np.maximum(wanted.sum(axis=1), 1)
     first = (slots[:, 0] == gold[:, :1]).any(axis=1) if slots.shape[1] else np.zeros(len(row), bool)
     said = [self.task.tokenizer.decode(t.answer, skip_special=True) if t.answer else "" for t in transcripts]
-    pairs = [(answer, questions.answers[int(i)]) for answer, i in zip(said, row, strict=True)]
+    pairs = [(answer, batch.answers[int(i)]) for answer, i in zip(said, row, strict=True)]
     columns = (
       [exact_match(*pair) for pair in pairs],
       [hotpot_f1(*pair) for pair in pairs],
@@ -187,7 +174,7 @@ class RolloutRunner:
 
   def _make_encoder(self) -> TokenBag | LMEncoder:
     # always from the same documents: what happened to be searched first must not change how a resumed run searches
-    corpus = self.task.corpus("train", [0])
+    corpus = self.task.batch("train", [0]).corpus
     if self.memory_config.encoder == "lm" and self._encoder_params is not None:
       keys = jnp.asarray(corpus.keys)
       return init_lm_encoder(
@@ -222,11 +209,11 @@ class RolloutRunner:
     written = write(state, embedded, mask=real, **documents)
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
-  def _play_traced(
+  def _run_traced(
     self, params, encoder, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
   ) -> Rollout:
     prompts, lengths, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids))
-    play_key, random_key = jax.random.split(key)
+    rollout_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
       memory,
@@ -239,7 +226,7 @@ class RolloutRunner:
       mesh=self.mesh,
     )
     policy = Policy(self.model, unstack(self.model, params), config, self.control)
-    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], play_key)
+    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key)
 
 
 def evaluate(
@@ -255,16 +242,20 @@ def evaluate(
   size = runner.task.size(split)
   n = n if size is None else min(n, size)
   greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))
+  make = lambda i: runner.task.batch(split, np.minimum(np.arange(i * batch_size, (i + 1) * batch_size), n - 1))
   parts = []
-  for start in range(0, n, batch_size):
-    indices = np.minimum(np.arange(start, start + batch_size), n - 1)
+  for start, batch in zip(range(0, n, batch_size), batches(make, 0, -(-n // batch_size)), strict=True):
     key = jax.random.key(start)
     if callable(kind):
-      episodes = runner.play_on_host(params, split, indices, greedy, key, kind)
+      episodes = runner.run_on_host(params, batch, greedy, key, kind)
     else:
-      episodes = runner.play(params, split, indices, greedy, key, kind=kind)
+      episodes = runner.run(params, batch, greedy, key, kind=kind)
     parts.append(Scores(*(column[: n - start] for column in runner.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
+  return batch.prompts, batch.lengths, batch.gold, batch.group_ids
 
 
 def fetch(tree: Any) -> Any:

@@ -50,18 +50,19 @@ def test_embeddings_are_standardised_means_of_real_tokens(params):
 def test_a_rollout_finds_what_is_most_like_its_query(params):
   """The policy is pushed to search, at times for nothing; the encoder is traced inside its rollout."""
   mesh, special = make_mesh((1, 1, 1), jax.devices()[:1]), TASK.tokenizer.special
-  beginning = jax.jit(LM(MODEL).apply)(params, TASK.questions("train", range(8)).prompts)[:, -1].mean(axis=0)
+  asked = TASK.batch("train", range(8))
+  beginning = jax.jit(LM(MODEL).apply)(params, asked.prompts)[:, -1].mean(axis=0)
   head = params["params"]["embed"].at[special["<|search_start|>"]].set(beginning)
   pushed = {"params": params["params"] | {"unembed": head.at[special["<|search_end|>"]].multiply(2)}}
   untied = dataclasses.replace(MODEL, tie_embeddings=False)
   runner = RolloutRunner(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
-  memory = runner.memory("train", range(8))
+  memory = runner.memory(asked.corpus)
   assert memory.embeddings.shape == (8 * 16, MODEL.d_model)
   embed = jax.jit(encode)
   found = search_numpy(memory, embed(runner.encoder, KEYS, KEYS >= 0), 1, group_ids=np.full(16, 3))
   np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
-  episodes = runner.play(pushed, "train", range(8), RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
+  episodes = runner.run(pushed, asked, RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")
   queries, lengths = pad_rows([transcript.queries[0] for transcript in episodes.transcripts], 4)
   embedded = embed(runner.encoder, queries, np.arange(4)[None] < lengths[:, None])
   slots = search_numpy(memory, embedded, 2, group_ids=np.arange(8)).slots
@@ -73,7 +74,7 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
 def test_an_empty_query_finds_nothing(params, encoder):
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
   runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
-  memory, queries, gold = runner.memory("train", range(2)), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
+  memory, queries, gold = runner.memory(TASK.batch("train", range(2)).corpus), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
   embed = lambda tokens, mask: encode(runner.encoder, tokens, mask)
   groups = np.array([1, 1], np.int32)
   retrieve = make_retrieve("memory", memory, embed, 2, group_ids=groups, gold_BxG=gold, key=jax.random.key(0))
@@ -107,6 +108,6 @@ def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
   weights = []
   for indices in (range(2), range(5, 9)):
     runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
-    runner.memory("train", indices)
+    runner.memory(TASK.batch("train", indices).corpus)
     weights.append(np.asarray(runner.encoder.weights))
   np.testing.assert_array_equal(*weights)

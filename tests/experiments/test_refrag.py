@@ -163,7 +163,7 @@ def test_every_line_of_the_report_is_about_its_policy_within_its_bounds(experime
 
 def test_the_report_says_what_the_policy_does(experiment, workdir):
   report, task, runner = report_of(workdir), experiment.task, experiment.runner
-  asked = task.questions("test", range(3))
+  asked = task.batch("test", range(3))
   right = np.mean([answers == ("Mulder",) for answers in asked.answers])
   assert 0 < right < 1
   for name in ("em", "f1"):
@@ -175,7 +175,7 @@ def test_the_report_says_what_the_policy_does(experiment, workdir):
   assert (report["task"], report["dropped_questions"], report["cut_passages"]) == ("passages", 1, 0)
 
   query = np.array([task.tokenizer.encode("Velden")])
-  slots = search_numpy(runner.memory("test", range(3)), encode(runner.encoder, query, query >= 0), 2).slots[0]
+  slots = search_numpy(runner.memory(task.corpus), encode(runner.encoder, query, query >= 0), 2).slots[0]
   assert slots[0] == SLOTS["Velden"]
   found = np.isin(asked.gold, slots)
   assert report["recall"] == pytest.approx({"hop1": found[:, 0].mean(), "gold": found.mean()})

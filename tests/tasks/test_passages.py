@@ -45,7 +45,7 @@ def text_of(row, length):
 
 
 def ids(task, split, indices):
-  return [text_of(*pair) for pair in zip(*task.questions(split, indices)[:2], strict=True)]
+  return [text_of(*pair) for pair in zip(*task.batch(split, indices)[1:3], strict=True)]
 
 
 def exchange(demonstration):
@@ -69,7 +69,7 @@ def task():
 
 
 def test_prompts_hold_the_instruction_and_the_question(task):
-  questions = task.questions("test", range(4))
+  questions = task.batch("test", range(4))
   assert questions.prompts.shape == (4, 240)
   assert questions.prompts.dtype == questions.lengths.dtype == questions.gold.dtype == questions.group_ids.dtype
   assert not questions.group_ids.any()
@@ -86,13 +86,13 @@ def test_prompts_hold_the_instruction_and_the_question(task):
 
 def test_gold_slots_are_padded_to_the_most_passages_of_any_question():
   task = make([*numbered(20), QUESTION])
-  gold = [task.questions(split, range(task.size(split))).gold for split in ("train", "valid", "test")]
+  gold = [task.batch(split, range(task.size(split))).gold for split in ("train", "valid", "test")]
   assert set(map(tuple, np.concatenate(gold))) == {(0, 1, 2), *((i, -1, -1) for i in range(5))}
 
 
 def test_the_corpus_is_one_object_and_says_what_the_passages_say_up_to_their_cut(task):
-  corpus = task.corpus("train", [0])
-  assert task.corpus("test", [3, 4]) is corpus
+  corpus = task.corpus
+  assert task.batch("train", [0]).corpus is task.batch("test", [3, 4]).corpus is corpus
   assert corpus.tokens.shape == (5, 80)
   assert not corpus.group_ids.any()
   assert task.cut_passages == 1
@@ -113,7 +113,7 @@ def test_the_corpus_is_one_object_and_says_what_the_passages_say_up_to_their_cut
 
 
 def test_passages_can_be_indexed_by_title_alone():
-  corpus = make(numbered(10), index="title").corpus("train", [])
+  corpus = make(numbered(10), index="title").corpus
   keys = [text_of(*pair) for pair in zip(corpus.keys, corpus.key_lengths, strict=True)]
   assert keys == [passage.title for passage in PASSAGES]
   with pytest.raises(ValueError, match="title_text or title, got 'text'"):
@@ -126,7 +126,7 @@ def test_long_questions_are_dropped_and_counted():
   assert task.dropped_questions == 1
   assert [task.size(split) for split in ("sft", "train", "valid", "test")] == [4, 2, 1, 3]
   assert not any("Why" in prompt for split in SPLITS for prompt in ids(task, split, range(task.size(split))))
-  assert task.questions("sft", range(4)).lengths.max() <= 240
+  assert task.batch("sft", range(4)).lengths.max() <= 240
   with pytest.raises(ValueError, match=r"0 questions cannot be split .* 11 more had prompts longer than prompt_tok"):
     make([*numbered(10), long], prompt_tokens=20)
 
@@ -153,13 +153,13 @@ def test_training_goes_on_for_ever_with_every_question_once_an_epoch(task):
 
 def test_indices_outside_a_split_are_errors(task):
   with pytest.raises(ValueError, match=r"index 12 of test is outside \[0, 12\)"):
-    task.questions("test", [0, 12])
+    task.batch("test", [0, 12])
   with pytest.raises(ValueError, match=r"index 4 of valid"):
     task.demonstration("valid", 4, "gold", 2)
   with pytest.raises(ValueError, match=r"index -1 of train is outside \[0, inf\)"):
-    task.questions("train", [-1])
+    task.batch("train", [-1])
   with pytest.raises(ValueError, match="train, sft, valid, test, got 'dev'"):
-    task.questions("dev", [0])
+    task.batch("dev", [0])
   for tenths in ((5, 1, 1, 1), (10, 0, 0, 0), (0.2, 3.8, 3, 3), (6, 0, 2, 2), (12, -4, 1, 1)):
     with pytest.raises(ValueError, match="must add up to 1 and leave 2 for sft and 1 for each of train"):
       make(numbered(40), ratios=tuple(share / 10 for share in tenths))
@@ -167,7 +167,7 @@ def test_indices_outside_a_split_are_errors(task):
 
 def test_chance_is_the_best_constant_answer_on_the_held_out_questions(task):
   train, held_out = (
-    [answers for split in splits for answers in task.questions(split, range(task.size(split))).answers]
+    [answers for split in splits for answers in task.batch(split, range(task.size(split))).answers]
     for splits in (["sft", "train"], ["valid", "test"])
   )
   constants = {answer for answers in train for answer in answers}
@@ -289,7 +289,7 @@ def test_gold_demonstrations_are_about_the_question_of_the_same_index(task):
     [prompt] = ids(task, "sft", [index])
     assert (system["content"], user["role"]) == (INSTRUCTION, "user")
     assert user["content"] in prompt
-    questions = task.questions("sft", [index])
+    questions = task.batch("sft", [index])
     _, found, answer = exchange(demonstration)
     assert found == [PASSAGES[questions.gold[0, 0]].title]
     assert answer == questions.answers[0][0]
@@ -298,7 +298,7 @@ def test_gold_demonstrations_are_about_the_question_of_the_same_index(task):
 def test_random_demonstrations_teach_the_format_and_nothing_else():
   questions = [Question(f"q{i}", f"Question {i}?", (f"answer {i}",), (0,)) for i in range(30)]
   task = make(questions)
-  shown = {answers[0] for answers in task.questions("sft", range(12)).answers}
+  shown = {answers[0] for answers in task.batch("sft", range(12)).answers}
   n, hops, overruns, first, answers = 1000, Counter(), 0, Counter(), Counter()
   for index in range(n):
     demonstration = task.demonstration("train", index, "random", 3)
@@ -320,7 +320,7 @@ def test_random_demonstrations_teach_the_format_and_nothing_else():
   # the others never lend their answers, and no question is given its own
   assert exchange(task.demonstration("test", 0, "random", 2))[2] in shown
   for task in (make(questions, seed=seed) for seed in range(10)):
-    for index, own in enumerate(task.questions("sft", range(12)).answers):
+    for index, own in enumerate(task.batch("sft", range(12)).answers):
       assert exchange(task.demonstration("sft", index, "random", 2))[2] not in own
 
 

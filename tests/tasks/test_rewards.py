@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
-from selfrag_jax.tasks.search_task import Questions, permuted
+from selfrag_jax.tasks.search_task import SearchBatch, permuted
 
 GREEDY = RewardConfig(f1_weight=0.8, retrieval_weight=0.6)
 
@@ -45,9 +45,10 @@ def test_rewards_lie_between_0_and_1_and_grow_with_everything_that_is_good():
 
 def questions(gold, first_slots):
   n = len(gold)
-  return Questions(
-    prompts=np.arange(n)[:, None], lengths=np.ones(n, np.int32), gold=np.array(gold, np.int32),
+  return SearchBatch(
+    indices=np.arange(n), prompts=np.arange(n)[:, None], lengths=np.ones(n, np.int32), gold=np.array(gold, np.int32),
     group_ids=np.arange(n, dtype=np.int32), answers=[(f"answer {i}",) for i in range(n)], first_slots=first_slots,
+    corpus=None,
   )  # fmt: skip
 
 
@@ -62,6 +63,6 @@ def test_permuted_questions_want_the_things_of_others_within_their_own_documents
 
 
 def test_permuted_questions_over_one_corpus_keep_its_slots():
-  got = permuted(questions([[3, 7], [5, -1]], first_slots=None), np.array([1, 0]))
+  got = permuted(questions([[3, 7], [5, -1]], first_slots=np.zeros(2, np.int32)), np.array([1, 0]))
   np.testing.assert_array_equal(got.gold, [[5, -1], [3, 7]])
   assert got.answers == [("answer 1",), ("answer 0",)]

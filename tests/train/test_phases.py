@@ -157,8 +157,8 @@ def test_eight_devices_train_as_one(single, sharded):
 @pytest.fixture(scope="module")
 def params(single):
   """One copy of the parameters for both meshes, whose policy is pushed to begin with a search."""
-  head, questions = single[1]["params"]["unembed"].copy(), TASK.questions("train", range(8))
-  beginning = jax.jit(LM(MODEL).apply)(single[1], questions.prompts)[:, -1].mean(axis=0)
+  head, asked = single[1]["params"]["unembed"].copy(), TASK.batch("train", range(8))
+  beginning = jax.jit(LM(MODEL).apply)(single[1], asked.prompts)[:, -1].mean(axis=0)
   head[TASK.tokenizer.special["<|search_start|>"]] = beginning
   return {"params": single[1]["params"] | {"unembed": head}}
 
@@ -170,7 +170,7 @@ def episodes(params):
   for mesh in (ONE, EIGHT):
     placed = jax.device_put(params, param_shardings(MODEL, mesh))
     with jax.set_mesh(mesh):
-      played.append(runner(mesh).play(placed, "train", np.arange(8), ROLLOUT, jax.random.key(0), repeats=2))
+      played.append(runner(mesh).run(placed, TASK.batch("train", range(8)), ROLLOUT, jax.random.key(0), repeats=2))
   return played
 
 
@@ -188,11 +188,11 @@ def test_eight_devices_reinforce_as_one(params, episodes):
   for mesh in (ONE, EIGHT):
     with jax.set_mesh(mesh):
       judge = runner(mesh)
-      judge.play = lambda *_, mesh=mesh, **__: episodes[0]._replace(
+      judge.run = lambda *_, mesh=mesh, **__: episodes[0]._replace(
         rollout=jax.device_put(episodes[0].host, batch_sharding(mesh))
       )
       phase = refrag(mesh, params, judge)
-      results.append(jax.device_get(phase.step(phase.initial_state(), np.arange(8))))
+      results.append(jax.device_get(phase.step(phase.initial_state(), phase.batch(0))))
   (one, one_metrics), (eight, eight_metrics) = results
   assert one_metrics["grad_norm"] > 0.01
   for name, value in one_metrics.items():

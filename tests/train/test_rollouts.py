@@ -1,5 +1,6 @@
-"""Episodes: every rollout is scored against its own question, and its advantage reaches its own row of the update."""
+"""Rollouts: a batch brings all that they need, each is scored against its question, its advantage reaches its row."""
 
+import threading
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -13,11 +14,11 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.rewards import search_reward
-from selfrag_jax.tasks.search_task import Questions
+from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
-from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores
+from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores, evaluate
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
 MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, init_scale=0.3)
@@ -33,8 +34,9 @@ def episodes(slots, answers):
   says = lambda text: None if text is None else tuple(TASK.tokenizer.encode(text))
   slots = np.array(slots, np.int32)
   host = SimpleNamespace(slots=slots, searches=(slots >= 0).any(axis=2).sum(axis=1))
-  asked = Questions(
-    prompts=np.zeros((3, 1), np.int32), lengths=np.ones(3, np.int32), group_ids=np.zeros(3, np.int32),
+  zeros = np.zeros(3, np.int32)
+  asked = SearchBatch(
+    indices=zeros, prompts=zeros[:, None], lengths=zeros + 1, group_ids=zeros, first_slots=zeros, corpus=None,
     gold=np.array([[3, 7, -1], [5, -1, -1], [-1, -1, -1]], np.int32),
     answers=[("Harrow",), ("Brindle", "Avalor"), ("ally",)],
   )  # fmt: skip
@@ -76,7 +78,8 @@ def test_without_a_search_nothing_is_found(runner):
 
 def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
   indices, config = np.array([4, 9, 2]), RLConfig(steps=1, questions_per_step=3, rollouts_per_question=2)
-  prompts = TASK.questions("train", indices).prompts
+  asked = TASK.batch("train", indices)
+  prompts = asked.prompts
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   bounds, mesh = RolloutConfig(1, 1, 3, 2), runner.mesh
   phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
@@ -93,14 +96,58 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
   batches = []
   monkeypatch.setattr(runner, "score", score)
   monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
-  phase.step(phase.initial_state(), indices)
+  phase.step(phase.initial_state(), asked)
   [batch] = batches
-  np.testing.assert_array_equal(batch["tokens"][:, : prompts.shape[1]], np.repeat(prompts, 2, axis=0))
-  ones, recall = np.ones(6), gold_recall(batch["tokens"])
+  np.testing.assert_array_equal(batch.tokens[:, : prompts.shape[1]], np.repeat(prompts, 2, axis=0))
+  ones, recall = np.ones(6), gold_recall(batch.tokens)
   expected, kept = advantages(search_reward(config.reward, 0 * ones, 0 * ones, recall, ones).reshape(3, 2), "mean")
   assert kept.tolist() == [True, False, True]
   assert len(set(expected.flat)) == 5
   for q in range(3):
     for r in range(2):
-      assert batch["advantages"][q * 2 + r] == expected[q, r]
-      assert batch["kept"][q * 2 + r] == kept[q]
+      assert batch.advantages[q * 2 + r] == expected[q, r]
+      assert batch.kept[q * 2 + r] == kept[q]
+
+
+def test_each_table_is_drawn_once_and_ahead_of_its_step(monkeypatch):
+  """The prefetch thread makes batches; the thread that waits for the devices draws the encoder's table at most."""
+  drawn, task = [], TwoHopSearch(n_entities=8, n_relations=2)
+  draw = task.kb.question
+  note = lambda split, index: (drawn.append((threading.current_thread(), split, index)), draw(split, index))[1]
+  monkeypatch.setattr(task.kb, "question", note)
+  mesh, config = make_mesh((1, 1, 1), jax.devices()[:1]), RLConfig(steps=3, questions_per_step=2)
+  params = nn.unbox(init_params(MODEL, jax.random.key(0)))
+  runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), mesh)
+  bounds = RolloutConfig(1, 1, 3, 2)
+  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+  state = phase.initial_state()
+  for batch in phase.batches(0):
+    state, _ = phase.step(state, batch)
+  evaluate(runner, params, "valid", 3, 2, bounds)
+  here = [question for thread, *question in drawn if thread is threading.current_thread()]
+  ahead = [question for thread, *question in drawn if thread is not threading.current_thread()]
+  assert here == [["train", 0]]
+  assert ahead == [["train", i] for i in range(6)] + [["valid", i] for i in (0, 1, 2, 2)]
+
+
+class OneCorpus:
+  """The task, as if all its questions were asked over the documents of the first."""
+
+  corpus = TASK.batch("train", [0]).corpus
+
+  def __getattr__(self, name):
+    return getattr(TASK, name)
+
+  def batch(self, split, indices):
+    return TASK.batch(split, indices)._replace(corpus=self.corpus)
+
+
+@pytest.mark.parametrize(("task", "built"), [(OneCorpus(), 1), (TASK, 3)], ids=["one", "fresh"])
+def test_the_memory_of_a_shared_corpus_is_built_once(task, built, monkeypatch):
+  runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
+  builds, build = [], runner._build
+  monkeypatch.setattr(runner, "_build", lambda *args: builds.append(args) or build(*args))
+  params = nn.unbox(init_params(MODEL, jax.random.key(0)))
+  scores = evaluate(runner, params, "valid", 5, 2, RolloutConfig(1, 1, 3, 2))
+  assert len(scores.exact_match) == 5
+  assert len(builds) == built

@@ -1,7 +1,7 @@
-"""What all phases share: the parameters of one model under one optimizer, and the compiled update."""
+"""The phase that others are made from: the parameters of one model under one optimizer, and the compiled update."""
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -42,13 +42,26 @@ def check_split(rows: int, accumulate: int, name: str) -> None:
 
 
 class GradientPhase(abc.ABC):
-  """A phase whose step follows the gradient of `_loss`. `params` start it, None takes those that `init(key)` draws."""
+  """A phase whose step follows the gradient of `_loss`.
+
+  `params` start it, None takes those that `init(key)` draws; `evaluate(params)` scores some.
+  """
 
   best_metric: str | None = None
 
-  def __init__(self, name: str, init: Init, config: PhaseConfig, *, mesh: Mesh, seed: int, params: Params | None):
+  def __init__(
+    self,
+    name: str,
+    init: Init,
+    config: PhaseConfig,
+    *,
+    mesh: Mesh,
+    seed: int,
+    params: Params | None,
+    evaluate: Callable[[Params], Mapping[str, float]],
+  ):
     self.name, self.total_steps = name, config.steps
-    self._init, self._mesh, self._seed, self._params = init, mesh, seed, params
+    self._init, self._mesh, self._seed, self._params, self._evaluate = init, mesh, seed, params, evaluate
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(init, self._optimizer, mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
@@ -67,6 +80,15 @@ class GradientPhase(abc.ABC):
     """Yield the batches from step `start` on, made ahead."""
     return batches(self.batch, start, self.total_steps)
 
+  def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
+    """Update the state by a batch that lies on the host."""
+    state, metrics = self._update(state, self._on_mesh(batch))
+    return state, metrics | {"tokens": self._count_tokens(batch)}
+
+  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+    """Score the parameters of a state."""
+    return self._evaluate(state.params)
+
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step for the devices of the mesh, which need not be there."""
     return {"update": self._lower_update(self.batch(0))}
@@ -74,6 +96,10 @@ class GradientPhase(abc.ABC):
   @abc.abstractmethod
   def batch(self, step: int) -> Any:
     """Return the batch of a step: a function of the seed and the step."""
+
+  @abc.abstractmethod
+  def _count_tokens(self, batch: Any) -> int:
+    """Count the tokens that an update by this batch reads, without padding."""
 
   @abc.abstractmethod
   def _loss(self, params: Params, batch: Any, *constants: Any) -> LossSums:

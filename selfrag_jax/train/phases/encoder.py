@@ -22,7 +22,7 @@ from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
@@ -66,8 +66,8 @@ class EncoderPhase(GradientPhase):
     evaluate_params: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
-    self._encoder, self.task, self._config, self._evaluate = encoder, task, config, evaluate_params
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    self._encoder, self.task, self._config = encoder, task, config
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -86,13 +86,8 @@ class EncoderPhase(GradientPhase):
       "known": self.task.known(found.queries.tolist(), flat.tolist()),
     }
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch["lengths"].sum() + batch["query_lengths"].sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(batch["lengths"].sum() + batch["query_lengths"].sum())
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     queries = self._embed(params, batch["queries"], batch["query_lengths"])

@@ -21,7 +21,7 @@ from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.memory_reader import MemoryReader, Retrieved, gold_slots, is_found
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
@@ -58,8 +58,10 @@ class MemoryPhase(GradientPhase):
     evaluate_reader: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params)
-    self._contexts, self._reader, self._config, self._evaluate = contexts, reader, config, evaluate_reader
+    super().__init__(
+      name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_reader
+    )
+    self._contexts, self._reader, self._config = contexts, reader, config
 
   def batch(self, step: int) -> ContextBatch:
     """Return the contexts of a step; some of their inputs see no memory."""
@@ -67,13 +69,8 @@ class MemoryPhase(GradientPhase):
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
 
-  def step(self, state: TrainState, batch: ContextBatch) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch.chunk_lengths.sum() + batch.lengths.sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: ContextBatch) -> int:
+    return int(batch.chunk_lengths.sum() + batch.lengths.sum())
 
   def _loss(self, params: Params, batch: Any, *_: Any) -> LossSums:
     reader, gold = self._reader, gold_slots(batch)

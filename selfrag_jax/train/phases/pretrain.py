@@ -16,7 +16,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, mask [B, T]
@@ -53,7 +53,9 @@ class Pretrain(GradientPhase):
     params: Params | None = None,
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    super().__init__(
+      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=self._held_out_loss
+    )
     self._model = model
     self._rows, self._config = rows, config
     self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
@@ -63,17 +65,16 @@ class Pretrain(GradientPhase):
     n = self._config.batch_size
     return self._rows("train", range(step * n, (step + 1) * n))
 
-  def step(self, state: TrainState, batch: Rows) -> tuple[TrainState, Mapping[str, Any]]:
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": np.count_nonzero(batch["segment_ids"])}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
+  def _held_out_loss(self, params: Params) -> Mapping[str, float]:
     """Return the mean loss of held-out tokens."""
     n, losses, weights = self._config.batch_size, 0.0, 0.0
     for start in range(0, self._config.valid_rows, n):
-      loss, weight = self._valid(state.params, self._on_mesh(self._rows("valid", range(start, start + n))))
+      loss, weight = self._valid(params, self._on_mesh(self._rows("valid", range(start, start + n))))
       losses, weights = losses + float(loss), weights + float(weight)
     return {"loss": losses / weights}
+
+  def _count_tokens(self, batch: Rows) -> int:
+    return int(np.count_nonzero(batch["segment_ids"]))
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
     return masked_lm_loss(self._model, params, batch)

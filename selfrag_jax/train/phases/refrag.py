@@ -7,7 +7,7 @@ the advantage of their rollout over its siblings. Prompt, retrieved and forced t
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,13 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
-from selfrag_jax.tasks.search_task import permuted
+from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
-from selfrag_jax.typing import Params
+from selfrag_jax.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,17 @@ class RLConfig(Checked):
   def __post_init__(self):
     super().__post_init__()
     check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+
+
+class Experience(NamedTuple):
+  """Rollouts as the update reads them: `advantages` float32 [B], `kept` bool [B], the other arrays as of `Rollout`."""
+
+  advantages: Array
+  kept: Array
+  lengths: Array
+  log_probs: Array
+  sampled: Array
+  tokens: Array
 
 
 class Refrag(GradientPhase):
@@ -82,21 +93,23 @@ class Refrag(GradientPhase):
       )
     if config.control == "permuted" and config.questions_per_step < 2:
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
-    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    super().__init__(
+      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy
+    )
     self._model = model
-    self._runner, self._config, self._rollout, self._evaluate = runner, config, rollout, evaluate_policy
+    self._runner, self._config, self._rollout = runner, config, rollout
     self._reference = (params,) if config.kl_weight else ()
 
-  def batch(self, step: int) -> np.ndarray:
-    """Return the indices of a step's questions."""
+  def batch(self, step: int) -> SearchBatch:
+    """Return the questions of a step, with the documents that they are asked over."""
     n = self._config.questions_per_step
-    return np.arange(step * n, (step + 1) * n)
+    return self._runner.task.batch("train", np.arange(step * n, (step + 1) * n))
 
-  def step(self, state: TrainState, batch: np.ndarray) -> tuple[TrainState, Mapping[str, Any]]:
+  def step(self, state: TrainState, batch: SearchBatch) -> tuple[TrainState, Mapping[str, Any]]:
+    """Roll out, reward, and update the state by what was rolled out."""
     config = self._config
-    episodes = self._runner.play(
+    episodes = self._runner.run(
       state.params,
-      "train",
       batch,
       self._rollout,
       jax.random.fold_in(state.key, state.step),
@@ -104,52 +117,48 @@ class Refrag(GradientPhase):
       kind=config.retriever,
     )
     scores = self._runner.score(episodes)
-    rewards = self._rewards(episodes, scores, int(batch[0]))
+    rewards = self._rewards(episodes, scores)
     by_question = rewards.reshape(-1, config.rollouts_per_question)
     advantage, kept = advantages(by_question, config.advantage)
-    columns = self._on_mesh(
-      {"advantages": advantage.reshape(-1), "kept": np.repeat(kept, config.rollouts_per_question)}
-    )
-    state, metrics = self._update(state, _trained_on(episodes.rollout) | columns, *self._reference)
+    columns = self._on_mesh((advantage.reshape(-1), np.repeat(kept, config.rollouts_per_question)))
+    state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
-    return state, {**metrics, **means, "tokens": float(episodes.host.lengths.sum())}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+    return state, {**metrics, **means, "tokens": self._count_tokens(episodes.host)}
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""
     config, state = self._config, self.abstract_state()
-    indices = self.batch(0)
     rollout = self._runner.lower(
-      state.params, "train", indices, self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
+      state.params, self.batch(0), self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )
-    rows = config.questions_per_step * config.rollouts_per_question
-    batch = _trained_on(rollout.out_info)
-    batch |= {"advantages": jax.ShapeDtypeStruct((rows,), np.float32), "kept": jax.ShapeDtypeStruct((rows,), np.bool_)}
+    rows = (config.questions_per_step * config.rollouts_per_question,)
+    columns = jax.ShapeDtypeStruct(rows, np.float32), jax.ShapeDtypeStruct(rows, np.bool_)
     reference = (state.params,) if config.kl_weight else ()
-    return {"rollout": rollout, "update": self._lower_update(batch, *reference)}
+    return {"rollout": rollout, "update": self._lower_update(_experience(rollout.out_info, *columns), *reference)}
 
-  def _rewards(self, episodes: Episodes, scores: Scores, first: int) -> np.ndarray:
+  def _count_tokens(self, batch: Rollout) -> int:
+    return int(batch.lengths.sum())
+
+  def _rewards(self, episodes: Episodes, scores: Scores) -> np.ndarray:
     config = self._config
     if config.control == "random_reward":
-      rng = np.random.default_rng([self._seed, first])
+      rng = np.random.default_rng([self._seed, int(episodes.batch.indices[0])])
       return rng.integers(2, size=len(episodes.transcripts)).astype(np.float32)
     if config.control == "permuted":
-      order = np.roll(np.arange(len(episodes.questions.answers)), 1)
-      scores = self._runner.score(episodes._replace(questions=permuted(episodes.questions, order)))
+      order = np.roll(np.arange(len(episodes.batch.answers)), 1)
+      scores = self._runner.score(episodes._replace(batch=permuted(episodes.batch, order)))
     return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
 
-  def _loss(self, params: Params, batch: dict[str, jax.Array], *reference: Params) -> LossSums:
-    tokens = batch["tokens"]
-    segment_ids = length_mask(batch["lengths"], tokens.shape[1], jnp).astype(jnp.int32)
+  def _loss(self, params: Params, batch: Experience, *reference: Params) -> LossSums:
+    tokens = batch.tokens
+    segment_ids = length_mask(batch.lengths, tokens.shape[1], jnp).astype(jnp.int32)
     temperature = self._rollout.sampling.temperature
     log_probs = lambda p: sequence_log_probs(self._model, p, tokens, segment_ids, temperature=temperature)
     return policy_loss(
       log_probs(params),
-      batch["log_probs"],
-      batch["advantages"],
-      batch["sampled"] & batch["kept"][:, None],
+      batch.log_probs,
+      batch.advantages,
+      batch.sampled & batch.kept[:, None],
       clip_low=self._config.clip_low,
       clip_high=self._config.clip_high,
       kl_weight=self._config.kl_weight,
@@ -157,5 +166,5 @@ class Refrag(GradientPhase):
     )
 
 
-def _trained_on(played: Rollout) -> dict[str, Any]:
-  return {name: getattr(played, name) for name in ("tokens", "sampled", "log_probs", "lengths")}
+def _experience(rollout: Rollout, advantages: Any, kept: Any) -> Experience:
+  return Experience(advantages, kept, rollout.lengths, rollout.log_probs, rollout.sampled, rollout.tokens)

@@ -19,7 +19,7 @@ from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
 from selfrag_jax.train.phases.encoder import padded
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
@@ -59,8 +59,8 @@ class RerankPhase(GradientPhase):
     evaluate_params: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params)
-    self.task, self._encoder, self._config, self._evaluate = task, encoder, config, evaluate_params
+    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    self.task, self._encoder, self._config = task, encoder, config
     self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -73,13 +73,8 @@ class RerankPhase(GradientPhase):
     shape = found.documents.shape
     return {"tokens": tokens.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = int(batch["lengths"].sum())
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(batch["lengths"].sum())
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     shape = batch["lengths"].shape

@@ -22,7 +22,7 @@ from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.losses import masked_lm_loss
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, check_split
-from selfrag_jax.train.state import LossSums, TrainState
+from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
 
 
@@ -66,9 +66,11 @@ class SFT(GradientPhase):
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
     check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params)
+    super().__init__(
+      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy
+    )
     self._model = model
-    self._task, self._config, self._max_hops, self._evaluate = task, config, max_hops, evaluate_policy
+    self._task, self._config, self._max_hops = task, config, max_hops
     self._size = task.size("sft")  # of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
     self._rendered = lru_cache(4 * config.batch_size)(self._render)
@@ -98,14 +100,6 @@ class SFT(GradientPhase):
       self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
     return self._rows[row][0]
 
-  def step(self, state: TrainState, batch: dict[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-    tokens = np.count_nonzero(batch["segment_ids"])
-    state, metrics = self._update(state, self._on_mesh(batch))
-    return state, metrics | {"tokens": tokens}
-
-  def evaluate(self, state: TrainState) -> Mapping[str, float]:
-    return self._evaluate(state.params)
-
   def _packed(self, index: int) -> tuple[list[int], int]:
     """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
     width = room = self._config.max_tokens
@@ -129,6 +123,9 @@ class SFT(GradientPhase):
   def _render(self, index: int) -> tuple[list[int], list[int]]:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
     return render_conversation(self._task.tokenizer, conversation, self._task.template)
+
+  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
+    return int(np.count_nonzero(batch["segment_ids"]))
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
     return masked_lm_loss(self._model, params, batch)
