@@ -20,7 +20,10 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
-  package_data={"selfrag_jax": ["py.typed", "*.pyi", "data/*/*"], "selfrag_jax.*": ["*.pyi"]},
+  package_data={
+    "selfrag_jax": ["py.typed", "*.pyi", "data/*/*", "reports/schemas/*.json"],
+    "selfrag_jax.*": ["*.pyi"],
+  },
   install_requires=[
     "absl-py~=2.5",
     "array_record>=0.8,<1",
@@ -54,6 +57,7 @@ setup(
       "hypothesis>=6.100,<7",
       "ipykernel>=6.29,<8",
       "jinja2>=3.1,<4",
+      "jsonschema>=4.18,<5",
       "import-linter>=2.3,<3",
       "nbclient>=0.10,<1",
       "pyright>=1.1.400,<2",

@@ -12,38 +12,25 @@ from typing import Any
 
 import ml_collections
 
+from selfrag_jax.experiments import encoder
+from selfrag_jax.settings import full_config
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Return the config."""
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "encoder",
-      "workdir": "runs/encoder",
-      "seed": 0,  # of the order of the examples
-      "mesh": (-1, 1, 1),
-      "init": "all-MiniLM-L6-v2",
-      "data": split_titles(),
-      "encoder": {
-        "steps": 140,
-        "batch_size": 32,
-        "hard_negatives": 1,
-        "query_tokens": 32,
-        "document_tokens": 192,
-        "temperature": 0.05,  # what MiniLM was trained with
-        "chunk": 0,
-        **adamw(5e-5, warmup_steps=10),
-      },
-      "loop": {"checkpoint_every": 50, "eval_every": 35, "log_every": 1},
-    }
-  )
-
-
-def split_titles() -> dict[str, Any]:
-  """Return the section of judged queries: a folder, the shares of its titles, and the seed of their deal."""
-  return {"path": "", "parts": {"train": 0.5, "valid": 0.1, "test": 0.4}, "seed": 0}
+  differences = {
+    "experiment": "encoder",
+    "workdir": "runs/encoder",
+    "seed": 0,  # of the order of the examples
+    "mesh": (-1, 1, 1),
+    "init": "all-MiniLM-L6-v2",
+    "encoder": {"steps": 140, "optimizer": adamw(5e-5, warmup_steps=10)},
+    "loop": {"eval_every": 35},
+  }
+  return full_config(encoder.SECTIONS, differences)
 
 
 def adamw(learning_rate: float, warmup_steps: int) -> dict[str, Any]:
-  """Return the section of the optimizer of pretrained encoders."""
+  """Return how the optimizer of pretrained encoders differs from the default."""
   schedule = {"schedule": "linear", "warmup_steps": warmup_steps}
-  return {"optimizer": {"name": "adamw", "learning_rate": learning_rate, "b2": 0.999, "weight_decay": 0.01, **schedule}}
+  return {"learning_rate": learning_rate, "b2": 0.999, "weight_decay": 0.01, **schedule}

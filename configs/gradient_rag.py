@@ -23,7 +23,12 @@ An engine is a model behind an endpoint that speaks OpenAI's protocol, or
 follow instructions well; the model may be small.
 """
 
+from collections.abc import Mapping
+
 import ml_collections
+
+from selfrag_jax.experiments import gradient_rag
+from selfrag_jax.settings import full_config
 
 VARIANTS = ("rulebook", "pipeline", "router", "program", "bbh", "gsm8k")
 
@@ -32,38 +37,22 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
   """Return the config of a variant."""
   if variant not in VARIANTS:
     raise ValueError(f"configs/gradient_rag.py has the variants {', '.join(VARIANTS)}, not {variant!r}")
-  is_scripted = variant not in ("bbh", "gsm8k")
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "gradient_rag",
-      "workdir": f"runs/gradient_rag_{variant}",
-      "seed": 0,  # of the split and of the order of the cases
-      "task": task(variant),
-      "engines": {
-        part: engine("scripted" if is_scripted else "gpt-4o-mini") for part in ("model", "critic", "optimizer")
-      },
-      "cache": True,  # answers of models that are not scripted, in the workdir: what was paid for is not asked again
-      "memory": "retrieval",  # none, window or retrieval
-      "rag": {"k": 12, "tokens": 1500, "past_tokens": 500, "merge": "concatenate", "min_score": 0.1, "min_ratio": 0.75},
-      "optimizer": {
-        "steps": {"rulebook": 120, "router": 120, "pipeline": 60, "program": 40}.get(variant, 30),
-        "batch_size": 3,
-        "reject_worse": variant not in ("rulebook", "router"),  # on validation; without it, memory has more to do
-        "constraints": (),
-        "learning_rate": 1.0,  # how much of the words a step may change
-        "gradient_memory": 0,
-        "momentum_window": 0,
-        "on_bad_reply": "keep",
-        "retries": 2,
-      },
-      "budget": {
-        "tokens": 0,
-        "cost": 0.0,
-        "prompt_price": 0.0,
-        "completion_price": 0.0,
-      },  # 0: none; prices of a million
-    }
-  )
+  engine = {"name": "gpt-4o-mini" if variant in ("bbh", "gsm8k") else "scripted"}
+  differences = {
+    "experiment": "gradient_rag",
+    "workdir": f"runs/gradient_rag_{variant}",
+    "seed": 0,  # of the split and of the order of the cases
+    "task": task(variant),
+    "engines": dict.fromkeys(("model", "critic", "optimizer"), engine),
+    "cache": True,  # answers of models that are not scripted, in the workdir: what was paid for is not asked again
+    "memory": "retrieval",  # none, window or retrieval
+    "optimizer": {
+      "steps": {"rulebook": 120, "router": 120, "pipeline": 60, "program": 40}.get(variant, 30),
+      "reject_worse": variant not in ("rulebook", "router"),
+    },
+  }
+  # a task has only some of the keys of the section
+  return full_config({**gradient_rag.SECTIONS, "task": Mapping}, differences)
 
 
 def task(variant: str) -> dict[str, object]:
@@ -83,17 +72,4 @@ def task(variant: str) -> dict[str, object]:
     "noise": 0.4,  # of the critic
     "capacity": 40 if few else 24,  # rules in a prompt
     "sizes": {"train": 360, "valid": 100, "test": 300},
-  }
-
-
-def engine(name: str) -> dict[str, object]:
-  """Return an engine; a scripted one takes nothing but its name."""
-  return {
-    "name": name,
-    "base_url": "",  # OpenAI's
-    "api_key_env": "",  # the environment variable with the key; OPENAI_API_KEY goes to OpenAI's own address alone
-    "temperature": 0.0,
-    "max_tokens": 2000,
-    "context_tokens": 32_768,  # of prompt and answer; those of your model: a local one may know that it has fewer
-    "concurrency": 8,
   }

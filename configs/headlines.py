@@ -18,6 +18,8 @@ import ml_collections
 
 from configs import position_recall, refrag, rerank
 from configs.pretrain import ONE_QUESTION
+from selfrag_jax.experiments import sweep
+from selfrag_jax.settings import full_config
 from selfrag_jax.tasks.facts import WORDINGS
 
 # seeds, and how many of them train the readers of the whole context as well, which takes twice as long
@@ -34,9 +36,7 @@ def get_config(which: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"configs/headlines.py has the variants all, {', '.join(parts)}, not {which!r}")
   chosen = ("position_recall", "refrag") if which == "all" else (which,)
   groups = {name: run for part in chosen for name, run in parts[part]().items()}
-  return ml_collections.ConfigDict(
-    {"experiment": "sweep", "workdir": "runs/headlines", "data": {"path": ""}, "runs": groups}
-  )
+  return full_config(sweep.SECTIONS, {"experiment": "sweep", "workdir": "runs/headlines", "runs": groups})
 
 
 def _recall_runs() -> dict[str, Any]:

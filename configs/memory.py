@@ -16,18 +16,22 @@ from configs import pretrain
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts."""
-  config = pretrain.get_config(variant)
-  config.workdir = f"runs/memory_{variant}"
-  config.memory = phase(variant, pretrain.STEPS[variant].memory, pretrain.NEEDED[variant].memory)
-  return config
+  return pretrain.of_phases(differences(variant))
+
+
+def differences(variant: str) -> dict[str, Any]:
+  """Return how the config differs from the defaults."""
+  return pretrain.differences(variant) | {
+    "workdir": f"runs/memory_{variant}",
+    "memory": phase(variant, pretrain.STEPS[variant].memory, pretrain.NEEDED[variant].memory),
+  }
 
 
 def phase(variant: str, steps: int, needed_loss: float = 0.0) -> dict[str, Any]:
   """Return the settings of a phase over contexts. AdamW: at Muon's rates a model that reads forgets how to."""
   return {
-    "temperature": 0.05,
     "steps": steps,
     "batch_size": 32 if variant in pretrain.ONE_QUESTION else 8,  # contexts
     "needed_loss": needed_loss,
-    **pretrain.optimizer("adamw", 2e-3),
+    "optimizer": pretrain.optimizer("adamw", 2e-3),
   }

@@ -16,49 +16,34 @@ and running span), and all conditions answer the same questions.
 import ml_collections
 
 from configs import memory, pretrain
+from selfrag_jax.experiments import documents, position_recall
+from selfrag_jax.settings import full_config
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts, or of real documents."""
   if variant == "documents":
-    return documents()
-  config = memory.get_config(variant)
-  config.experiment = "position_recall"
-  config.workdir = f"runs/position_recall_{variant}"
-  config.position_recall = memory.phase(variant, pretrain.STEPS[variant].position_recall)
-  config.full_context = {
-    "text": ((16,), (64,), (64, 16)),  # free recall of all facts, and a running span of the last 16
-    "models": pretrain.MODELS,
-    "steps": 150,
-    "batch_size": 16,
-    "valid_rows": 64,
-    **pretrain.optimizer("adamw", 1e-3),
+    return of_documents()
+  differences = memory.differences(variant) | {
+    "experiment": "position_recall",
+    "workdir": f"runs/position_recall_{variant}",
+    "position_recall": memory.phase(variant, pretrain.STEPS[variant].position_recall),
+    "full_context": {
+      "models": pretrain.MODELS,
+      "steps": 150,
+      "batch_size": 16,
+      "valid_rows": 64,
+      "optimizer": pretrain.optimizer("adamw", 1e-3),
+    },
   }
-  config.evaluation = {
-    "n_facts": (64, 1024),
-    "questions": (200, 64),  # at each depth of each length
-    "full_questions": (200, 6),  # of them, for readers of the whole context, which takes them long
-    "depths": 16,
-    "tokens": 16_384,  # read at once
-  }
-  return config
+  return full_config(position_recall.sections(differences), differences, position_recall.UNUSED)
 
 
-def documents() -> ml_collections.ConfigDict:
+def of_documents() -> ml_collections.ConfigDict:
   """Return the config of recall by position on the files of "Lost in the Middle" (arXiv 2307.03172)."""
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "documents",
-      "workdir": "runs/documents",
-      "model": "smollm2-135m",  # or a Hugging Face folder, or organisation/name; it must chat
-      "data": {"path": ""},
-      "documents": {
-        "n_documents": (5, 10, 20),
-        "positions": 5,  # of the document that answers, evenly from the first place to the last
-        "questions": 100,  # of each file
-        "top_k": 2,  # documents that the memory shows
-        "max_new_tokens": 100,  # a key and its value take 90
-        "batch_size": 2,
-      },
-    }
-  )
+  differences = {
+    "experiment": "documents",
+    "workdir": "runs/documents",
+    "model": "smollm2-135m",  # or a Hugging Face folder, or organisation/name; it must chat
+  }
+  return full_config(documents.SECTIONS, differences)

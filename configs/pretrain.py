@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
+from selfrag_jax.experiments import self_rag
+from selfrag_jax.settings import full_config
 from selfrag_jax.tasks.facts import ASKABLE, WORDINGS
 
+# the hybrid and its controls, of about as many parameters (within 3 % at a width of 64)
 MODELS = {
   "hybrid": {"block_pattern": "MTM", "n_layers": 3, "mlp_dim": 192},
   "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
@@ -43,106 +46,79 @@ NEEDED |= {"two_fact": Needed(0.3, 1.5), "paraphrase": Needed(0.3, 1.0)}
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts, or of text files."""
+  return of_phases(differences(variant))
+
+
+def of_phases(differences: dict[str, Any]) -> ml_collections.ConfigDict:
+  """Return the config of the phases that have a section in `differences`."""
+  return full_config(self_rag.sections(differences), differences, self_rag.UNUSED)
+
+
+def differences(variant: str) -> dict[str, Any]:
+  """Return how the config differs from the defaults. Raises ValueError for an unknown variant."""
   if variant not in STEPS:
     raise ValueError(f"no variant {variant!r}; one of {', '.join(WORDINGS)}, text")
   of_files = variant == "text"
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "self_rag",
-      "seed": 0,
-      "workdir": f"runs/pretrain_{variant}",
-      "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
-      "init": "",  # a workdir: what its last phase left is where the next phase starts
-      "data": text() if of_files else facts(variant),
-      "model": {
-        "d_model": 128 if of_files else 64,
-        "n_heads": 4 if of_files else 2,  # wide heads tell names apart
-        **MODELS["hybrid"],
-        "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
-        "ssm_state": 16,
-        "ssm_head_dim": 32,
-        "ssm_chunk": 32,
-        "init_scale": 0.1,
-      },
-      "self_rag": {
-        "chunk_size": 32,
-        "top_k": 2 if of_files else 16,  # chunks: the context budget
-        "searches": 2 if variant == "two_fact" else 1,  # the second asks with what the first has found
-        "retrieval_method": "cosine",
-        "embed_pooling": "mean",
-        # as they were read: the newest of two values stands last. But what a second search finds is read behind the
-        # first, and of three wordings one is read well only where it stands first
-        "order": "score" if variant in ("two_fact", "paraphrase") else "position",
-        "memory_dropout": 0.1,
-        "contrastive_weight": 1.0,
-      },
-      "pretrain": {
-        "steps": STEPS[variant].pretrain,
-        "batch_size": 16,
-        "valid_rows": 256,
-        "needed_loss": NEEDED[variant].pretrain,
-        **optimizer(),
-      },
-      "loop": {
-        "checkpoint_every": 100,
-        "keep_checkpoints": 2,
-        "eval_every": 100,
-        "log_every": 20,
-        "preempted_exit_code": 143,
-      },
-    }
-  )
+  return {
+    "experiment": "self_rag",
+    "seed": 0,
+    "workdir": f"runs/pretrain_{variant}",
+    "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
+    "init": "",  # a workdir: what its last phase left is where the next phase starts
+    "data": {"name": "text"} if of_files else facts(variant),
+    "model": tiny_model("hybrid", d_model=128 if of_files else 64, n_heads=4 if of_files else 2),
+    "self_rag": {
+      "chunk_size": 32,
+      "top_k": 2 if of_files else 16,  # chunks: the context budget
+      "searches": 2 if variant == "two_fact" else 1,  # the second asks with what the first has found
+      # as they were read: the newest of two values stands last. But what a second search finds is read behind the
+      # first, and of three wordings one is read well only where it stands first
+      "order": "score" if variant in ("two_fact", "paraphrase") else "position",
+      "contrastive_weight": 1.0,
+    },
+    "pretrain": {
+      "steps": STEPS[variant].pretrain,
+      "batch_size": 16,
+      "needed_loss": NEEDED[variant].pretrain,
+      "optimizer": optimizer(),
+    },
+    "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
+  }
+
+
+def tiny_model(name: str, *, d_model: int, n_heads: int) -> dict[str, Any]:
+  """Return a model of `MODELS` from scratch. Wide heads tell names apart."""
+  return {
+    "d_model": d_model,
+    "n_heads": n_heads,
+    **MODELS[name],
+    "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
+    "ssm_state": 16,
+    "ssm_head_dim": 32,
+    "ssm_chunk": 32,  # rows and rollouts of these experiments are short
+    "init_scale": 0.1,  # about d_model ** -0.5; 0.02 takes several times as many steps to learn to copy
+  }
 
 
 def facts(variant: str) -> dict[str, Any]:
   """Return lists of facts to read and to remember."""
-  # lists in the text to pretrain on: facts, of which the last so many are asked for (None: all), whether names are
+  # lists in the text to pretrain on: facts, of which the last so many are asked for (all by default), whether names are
   # alike, whose words. Reading what a search finds is learnt from names that are alike; recall at all from lists of
   # pairs that repeat themselves often, but of few sentences: the other way round neither is learnt in 500 steps.
-  text: tuple[tuple[Any, ...], ...] = ((4,), (4,), (8, None, True), (16, None, True))
+  few, alike = {"n_facts": 4}, {"n_facts": 8, "alike": True}
+  sentences = ({**few, "variant": "sentence"}, {**alike, "variant": "sentence"})
+  text: tuple[dict[str, Any], ...] = (few, few, alike, {"n_facts": 16, "alike": True})
   if variant.startswith("kv"):
-    text = ((4,), (8,), (16,), (16, None, True))
+    text = (few, {"n_facts": 8}, {"n_facts": 16}, {"n_facts": 16, "alike": True})
   elif variant == "paraphrase":  # recall is learnt from one wording first: from three at once it is not
-    text = ((4, None, False, "sentence"), (8, None, True, "sentence"), (4,), (4,), (4,), (8, None, True))
+    text = (*sentences, few, few, few, alike)
   elif variant in ONE_QUESTION:  # recall is learnt from lists in which any fact is asked for
-    of_others = ((4, None, False, "sentence"), (8, None, True, "sentence"), (16, None, True, "sentence"))
-    text = (*of_others, (4,), (4,), (8, None, True))
-  return {
-    "name": "facts",
-    "variant": variant,
-    "n_facts": 32 if variant in ONE_QUESTION else 128,  # of a context to remember
-    "n_questions": 1 if variant in ONE_QUESTION else 16,  # about it
-    "text": text,
-    "seed": 0,
-  }
-
-
-def text() -> dict[str, Any]:
-  """Return text files."""
-  return {
-    "name": "text",
-    "path": "",
-    "tokenizer": "byte",  # or a SentencePiece .model file, or a folder with the tokenizer.json of a byte-level BPE
-    "row_tokens": 256,
-    "n_chunks": 16,  # of a context to remember
-    "chunk_tokens": 32,
-    "seed": 0,
-  }
+    text = (*sentences, {"n_facts": 16, "alike": True, "variant": "sentence"}, few, few, alike)
+  one = variant in ONE_QUESTION
+  return {"name": "facts", "variant": variant, "text": text} | ({"n_facts": 32, "n_questions": 1} if one else {})
 
 
 def optimizer(name: str = "muon", learning_rate: float = 1e-2) -> dict[str, Any]:
   """Return the optimizer of a tiny model. Muon, because AdamW takes several times as many steps to learn to recall."""
-  return {
-    "accumulate": 1,
-    "optimizer": {
-      "name": name,
-      "learning_rate": learning_rate,
-      "schedule": "cosine",
-      "warmup_steps": 20,
-      "final_fraction": 0.1,
-      "b1": 0.9,
-      "b2": 0.95,
-      "weight_decay": 0.0,
-      "clip_norm": 1.0,
-    },
-  }
+  rates = {"learning_rate": learning_rate, "schedule": "cosine", "warmup_steps": 20, "final_fraction": 0.1}
+  return {"name": name, **rates}

@@ -20,134 +20,76 @@ from typing import Any
 
 import ml_collections
 
-# what differs between the variants, chosen so that their parameters are as many (within 3 %)
-VARIANTS = {
-  "hybrid": {"block_pattern": "MTM", "n_layers": 3, "mlp_dim": 192},
-  "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
-  "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
-}
+from configs.pretrain import MODELS, tiny_model
+from selfrag_jax.experiments import refrag
+from selfrag_jax.settings import full_config
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   """Return the config of a variant: hybrid, transformer, mamba or smollm2_135m."""
   if variant == "smollm2_135m":
     return smollm2_135m()
-  if variant not in VARIANTS:
-    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*VARIANTS, 'smollm2_135m'])}")
+  if variant not in MODELS:
+    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*MODELS, 'smollm2_135m'])}")
   return two_hop(variant)
 
 
 def two_hop(variant: str) -> ml_collections.ConfigDict:
   """Return the config of the embedded task, from scratch."""
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "refrag",
-      "seed": 0,
-      "workdir": f"runs/refrag_{variant}",
-      "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
-      "init": "",  # from scratch
-      "data": {"name": "two_hop", "n_entities": 32, "n_relations": 4, "seed": 0},
-      "model": {
-        "d_model": 64,
-        "n_heads": 4,
-        **VARIANTS[variant],
-        "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
-        "ssm_state": 16,
-        "ssm_head_dim": 32,
-        "ssm_chunk": 32,  # a rollout has 70 tokens
-        "init_scale": 0.1,  # about d_model ** -0.5; 0.02 takes several times as many steps to learn to copy
-      },
-      "memory": {"encoder": "token_bag", "d_embed": 128, "dtype": "float32", "method": "exact"},
-      "rollout": {
-        "max_hops": 2,
-        "documents_per_hop": 1,
-        "max_query_tokens": 4,
-        "max_answer_tokens": 2,
-        "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
-      },
-      "sft": supervised(steps=200, demonstrations="random"),
-      "sft_gold": supervised(steps=100, demonstrations="gold"),
+  differences = {
+    "experiment": "refrag",
+    "seed": 0,
+    "workdir": f"runs/refrag_{variant}",
+    "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
+    "init": "",  # from scratch
+    "data": {"name": "two_hop"},
+    "model": tiny_model(variant, d_model=64, n_heads=4),
+    "rollout": {"max_query_tokens": 4, "max_answer_tokens": 2},
+    "sft": {"max_tokens": 64, "demonstrations": "random", "optimizer": optimizer(warmup_steps=20)},
+    "sft_gold": {"steps": 100, "max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},
+    "rl": {
       # a state forgets: without attention, copying a name from a document takes twice as long to be found
-      "rl": reinforced(steps=200 if variant == "mamba" else 100),
-      "evaluation": {"periodic": 256, "final": 1024, "batch_size": 128},
-      "loop": {
-        "checkpoint_every": 20,
-        "keep_checkpoints": 2,
-        "eval_every": 10,
-        "log_every": 10,
-        "preempted_exit_code": 143,
-      },
-    }
-  )
-
-
-def supervised(**settings: Any) -> dict[str, Any]:
-  """Return a supervised phase."""
-  return {"batch_size": 64, "max_tokens": 64, "accumulate": 1, "optimizer": optimizer(warmup_steps=20), **settings}
-
-
-def reinforced(steps: int) -> dict[str, Any]:
-  """Return the reinforcement phase."""
-  return {
-    "steps": steps,
-    "questions_per_step": 32,
-    "rollouts_per_question": 8,  # advantages need a spread within the group
-    "accumulate": 1,
-    # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
-    "advantage": "grpo",
-    "clip_low": 0.2,
-    "clip_high": 0.28,
-    "kl_weight": 0.0,
-    "retriever": "memory",
-    "control": "none",
-    # until documents are found hardly any answer is right: finding them earns a little
-    "reward": {"f1_weight": 0.0, "retrieval_weight": 0.3, "invalid_factor": 0.5},
-    # a last step as large as the first can undo the one before
-    "optimizer": {**optimizer(warmup_steps=0), "schedule": "cosine", "final_fraction": 0.1},
+      "steps": 200 if variant == "mamba" else 100,
+      # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
+      "advantage": "grpo",
+      # a last step as large as the first can undo the one before
+      "optimizer": {**optimizer(warmup_steps=0), "schedule": "cosine", "final_fraction": 0.1},
+    },
+    "loop": {"checkpoint_every": 20, "eval_every": 10, "log_every": 10},
   }
+  return full_config(refrag.SECTIONS, differences)
 
 
 def optimizer(warmup_steps: int) -> dict[str, Any]:
   """Return the optimizer of a tiny model."""
-  return {
-    "name": "adamw",
-    "learning_rate": 2e-3,  # less for a pretrained model
-    "schedule": "constant",
-    "warmup_steps": warmup_steps,
-    "final_fraction": 0.0,
-    "b1": 0.9,
-    "b2": 0.95,
-    "weight_decay": 0.0,
-    "clip_norm": 1.0,
-  }
+  return {"learning_rate": 2e-3, "warmup_steps": warmup_steps}  # a lower rate for a pretrained model
 
 
 def smollm2_135m() -> ml_collections.ConfigDict:
   """Return the config of the real task: a pretrained model on real questions and passages."""
-  config: Any = two_hop("hybrid")
-  config.workdir = "runs/refrag_smollm2_135m"
-  config.init = "smollm2-135m"
-  config.data = ml_collections.ConfigDict(
-    {
-      "name": "passages",
-      "path": "",
-      "document_tokens": 128,
-      "prompt_tokens": 128,
-      "index": "title_text",
-      "ratios": (0.4, 0.2, 0.1, 0.3),  # of the questions: sft, rl, validation, test
-      "cloze": 0.5,  # of the demonstrations are about sentences of the passages: 40 questions are soon known by heart
-      "seed": 0,
-    }
-  )
-  config.model = ml_collections.ConfigDict({"remat": "full", "dtype": "auto"})
-  config.memory.d_embed = 512
-  config.rollout.update({"max_hops": 3, "documents_per_hop": 1, "max_query_tokens": 24, "max_answer_tokens": 16})
-  config.sft.update({"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "demonstrations": "gold"})
-  config.sft.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 5, "schedule": "cosine", "final_fraction": 0.1})
-  config.sft_gold.steps = 0  # the demonstrations of phase sft are the gold ones
-  config.rl.update({"steps": 5, "questions_per_step": 4, "rollouts_per_question": 4, "accumulate": 4})
-  config.rl.optimizer.learning_rate = 1e-6
-  config.rl.reward.f1_weight = 0.5
-  config.evaluation.update({"periodic": 8, "final": 30, "batch_size": 10})
-  config.loop.update({"checkpoint_every": 5, "eval_every": 25, "log_every": 1})
-  return config
+  supervised = {"learning_rate": 2e-4, "warmup_steps": 5, "schedule": "cosine", "final_fraction": 0.1}
+  differences = {
+    "experiment": "refrag",
+    "seed": 0,
+    "workdir": "runs/refrag_smollm2_135m",
+    "mesh": (-1, 1, 1),
+    "init": "smollm2-135m",
+    "data": {"name": "passages"},
+    "model": {"remat": "full", "dtype": "auto"},
+    "memory": {"d_embed": 512},
+    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
+    "sft": {"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "optimizer": supervised},
+    "sft_gold": {"max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},  # no steps: those of phase sft are gold
+    "rl": {
+      "steps": 5,
+      "questions_per_step": 4,
+      "rollouts_per_question": 4,
+      "accumulate": 4,
+      "advantage": "grpo",
+      "reward": {"f1_weight": 0.5},
+      "optimizer": {"learning_rate": 1e-6, "schedule": "cosine", "final_fraction": 0.1},
+    },
+    "evaluation": {"periodic": 8, "final": 30, "batch_size": 10},
+    "loop": {"checkpoint_every": 5, "eval_every": 25},
+  }
+  return full_config(refrag.SECTIONS, differences)

@@ -9,29 +9,20 @@ It starts from all-MiniLM-L6-v2, or what `--config.init=WORKDIR/encoder` names. 
 
 import ml_collections
 
-from configs.encoder import adamw, split_titles
+from configs.encoder import adamw
+from selfrag_jax.experiments import rerank
+from selfrag_jax.settings import full_config
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Return the config."""
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "rerank",
-      "workdir": "runs/rerank",
-      "seed": 0,  # of the head and of the order of the examples
-      "mesh": (-1, 1, 1),
-      "init": "all-MiniLM-L6-v2",
-      "data": split_titles(),
-      "rerank": {
-        "steps": 400,
-        "batch_size": 8,
-        "negatives": 5,
-        "depth": 50,
-        "tokens": 224,
-        "accumulate": 1,
-        **adamw(5e-5, warmup_steps=40),
-      },
-      "evaluation": {"periodic": 50},  # validation queries
-      "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 1},
-    }
-  )
+  differences = {
+    "experiment": "rerank",
+    "workdir": "runs/rerank",
+    "seed": 0,  # of the head and of the order of the examples
+    "mesh": (-1, 1, 1),
+    "init": "all-MiniLM-L6-v2",
+    "rerank": {"steps": 400, "optimizer": adamw(5e-5, warmup_steps=40)},
+    "loop": {"checkpoint_every": 100, "eval_every": 100},
+  }
+  return full_config(rerank.SECTIONS, differences)

@@ -14,6 +14,9 @@ Retrievers of one model share it and the passages' vectors: `.index_seconds` of 
 
 import ml_collections
 
+from selfrag_jax.experiments import retrieval
+from selfrag_jax.settings import full_config
+
 WORDS = {
   "bm25": {"type": "bm25", "k1": 1.5, "b": 0.75},
   "simple": {"type": "simple"},
@@ -30,16 +33,14 @@ def get_config(variant: str = "all") -> ml_collections.ConfigDict:
   """Return the config: `all`, or `words` for those that need no weights."""
   if variant not in ("all", "words"):
     raise ValueError(f"configs/retrieval.py has the variants all and words, not {variant!r}")
-  return ml_collections.ConfigDict(
-    {
-      "experiment": "retrieval",
-      "workdir": f"runs/retrieval_{variant}",
-      "data": {"path": "", "split": "test"},
-      "plugins": (),
-      "retrievers": WORDS if variant == "words" else WORDS | EMBEDDED,
-      "baseline": "",  # the retriever that the others are compared with, by paired intervals; empty: the first
-      "queries": 0,  # the first so many; 0: all
-      "ks": (1, 5, 10),
-      "batch_size": 32,  # queries that are asked at once
-    }
-  )
+  differences = {
+    "experiment": "retrieval",
+    "workdir": f"runs/retrieval_{variant}",
+    "plugins": (),
+    "retrievers": WORDS if variant == "words" else WORDS | EMBEDDED,
+    "baseline": "",  # the retriever that the others are compared with, by paired intervals; empty: the first
+    "queries": 0,  # the first so many; 0: all
+    "ks": retrieval.KS,
+    "batch_size": 32,  # queries that are asked at once
+  }
+  return full_config(retrieval.SECTIONS, differences)

@@ -1,6 +1,5 @@
 """What all launchers of experiments share: their flags, and that an error which the user can mend is one line."""
 
-import importlib
 import os
 import re
 import signal
@@ -9,11 +8,14 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
+
+if TYPE_CHECKING:
+  from selfrag_jax.experiments.base import ExperimentModule
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -24,9 +26,11 @@ WORKDIR = flags.DEFINE_string(
   "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
 )
 
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, such as mesh, parameters and memory, and stop.")
 
-def read(argv: list[str], modules: Mapping[str, str]) -> dict[str, Any]:
-  """Return the config as nested dicts. Raises ValueError if there is none, or none of an experiment of `modules`."""
+
+def read(argv: list[str]) -> dict[str, Any]:
+  """Return the config as nested dicts. Raises ValueError if there is none, or none of an experiment."""
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
   if not flags.FLAGS["config"].present:
@@ -36,8 +40,10 @@ def read(argv: list[str], modules: Mapping[str, str]) -> dict[str, Any]:
     config = CONFIG.value.to_dict()
   except AttributeError:
     raise ValueError(f"{path}: get_config() returned {CONFIG.value!r:.60}, it must return a ConfigDict") from None
-  if (name := config.get("experiment")) not in list(modules):
-    known = f"{Path(sys.argv[0]).name} runs {', '.join(modules)}"
+  from selfrag_jax.experiments.base import NAMES
+
+  if (name := config.get("experiment")) not in NAMES:
+    known = f"{Path(sys.argv[0]).name} runs {', '.join(NAMES)}"
     missing = f"the config of {path} has no experiment"
     raise ValueError(f"config.experiment is {name!r}; {known}" if "experiment" in config else f"{missing}; {known}")
   return config
@@ -54,13 +60,15 @@ def output(config: Mapping[str, Any]) -> str:
   return workdir
 
 
-def build(config: Mapping[str, Any], modules: Mapping[str, str]) -> tuple[ModuleType, Any]:
+def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
   """Return the module of the experiment that the config names, and the experiment. Nothing has been written then."""
   from selfrag_jax.mesh import configure_xla, start_distributed
 
   configure_xla()
   start_distributed()
-  module = importlib.import_module(modules[config["experiment"]])
+  from selfrag_jax.experiments.base import find
+
+  module = find(config["experiment"])
   return module, module.build(config)
 
 
@@ -79,6 +87,9 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
     from selfrag_jax.text.printable import printable  # names of files and values of configs may be anybody's
 
     print(printable(ended.code), file=sys.stderr)
+    sys.exit(failed)
+  except Exception:  # a bug, or what --v=1 asks to see: Python's own exit code would be 1, whatever `failed` is
+    traceback.print_exc()
     sys.exit(failed)
 
 
@@ -160,7 +171,7 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
     own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
-    if foreign := [name for name in ("config", "workdir") if flags.FLAGS[name].present and name not in own]:
+    if foreign := [name for name in ("config", "workdir", "dry_run") if flags.FLAGS[name].present and name not in own]:
       raise flags.Error(f"{Path(argv[0]).name} has no flag --{foreign[0]}")
     return rest
   except Exception as error:

@@ -7,29 +7,34 @@ remember with the same cases and prints paired intervals. The workdir has report
 import sys
 
 from absl import flags
-from command import build, output, read, run
+from command import DRY_RUN, build, output, read, run
 
 COMPARE = flags.DEFINE_list("compare", [], "Ways to remember that are compared: none, window, retrieval.")
-for shared in ("config", "workdir"):
+for shared in ("config", "workdir", "dry_run"):
   flags.declare_key_flag(shared)
-EXPERIMENTS = {"gradient_rag": "selfrag_jax.experiments.gradient_rag"}
 
 
 def main(argv: list[str]) -> None:
   """Run what the config describes."""
-  config = read(argv, EXPERIMENTS)
-  folder = output(config)
-  module, experiment = build(config, EXPERIMENTS)
+  config = read(argv)
+  if config["experiment"] != "gradient_rag":
+    raise ValueError(f"config.experiment is {config['experiment']!r}; optimize_prompt.py runs gradient_rag")
+  folder = "" if DRY_RUN.value else output(config)
+  module, experiment = build(config)
+  from selfrag_jax.experiments import gradient_rag
   from selfrag_jax.tasks.programs import isolation
   from selfrag_jax.train.workdir import open_workdir
 
   configs = {memory: {**config, "memory": memory} for memory in COMPARE.value}
   for one in configs.values():
     module.build(one)  # refuses what cannot be run before anything is
+  if DRY_RUN.value:
+    module.dry_run(experiment)
+    return
   if experiment.task.run_program is not None:
     print(isolation(), file=sys.stderr)
   with open_workdir(folder, config["experiment"]) as workdir:
-    module.compare(configs, workdir) if configs else module.run(experiment, workdir)
+    gradient_rag.compare(configs, workdir) if configs else module.run(experiment, workdir)
 
 
 if __name__ == "__main__":

@@ -4,25 +4,17 @@ Run the same command again to resume. `--v=1` shows where an error arose.
 """
 
 from absl import flags
-from command import build, output, read, run
+from command import DRY_RUN, build, output, read, run
 
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print mesh, parameters, memory and the first batch, and stop.")
-for shared in ("config", "workdir"):
+for shared in ("config", "workdir", "dry_run"):
   flags.declare_key_flag(shared)
-EXPERIMENTS = {
-  "refrag": "selfrag_jax.experiments.refrag",
-  "self_rag": "selfrag_jax.experiments.self_rag",
-  "encoder": "selfrag_jax.experiments.encoder",
-  "rerank": "selfrag_jax.experiments.rerank",
-  "position_recall": "selfrag_jax.experiments.self_rag",  # its phases; launch/eval.py runs the rest
-}
 
 
 def main(argv: list[str]) -> None:
   """Run the phases that the config has."""
-  config = read(argv, EXPERIMENTS)
+  config = read(argv)
   folder = "" if DRY_RUN.value else output(config)
-  module, experiment = build(config, EXPERIMENTS)
+  module, experiment = build(config)
   if DRY_RUN.value:
     module.dry_run(experiment)
     return

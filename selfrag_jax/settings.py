@@ -1,13 +1,16 @@
-"""The reader of configs: each section becomes a frozen dataclass whose types say which values are allowed.
+"""The maker and the reader of configs: a section is a frozen dataclass whose types say which values are allowed.
 
-Another value, and an unknown key, is an error that names the key and what is allowed there.
+`full_config` makes a config with every key out of what differs from the defaults; `read_config` and `settings` check
+one. Another value, and an unknown key, is an error that names the key and what is allowed there.
 """
 
 import dataclasses
 import difflib
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
+
+import ml_collections
 
 from selfrag_jax.checked import check_fields, check_value
 
@@ -17,8 +20,8 @@ T = TypeVar("T")
 def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
   """Build a dataclass from a config section, sections within it included.
 
-  Raises ValueError for a key that the dataclass does not have, with the closest one it has, and for a value that the
-  type of its field does not allow.
+  A field of the type `tuple[SomeDataclass, ...]` takes a list of sections. Raises ValueError for a key that the
+  dataclass does not have, with the closest one it has, and for a value that the type of its field does not allow.
   """
   if not isinstance(section, Mapping):
     raise ValueError(f"config.{name} is {section!r}; it must be a section")
@@ -27,11 +30,14 @@ def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
   values, own = {}, {}
   for key, value in section.items():
     if key not in fields:
-      close = difflib.get_close_matches(key, fields, n=1)
-      hint = f"did you mean {name}.{close[0]}?" if close else f"it has {', '.join(fields)}"
-      raise ValueError(f"config.{name} has no {key!r}; {hint}")
+      raise ValueError(f"config.{name} has no {key!r}; {_suggestion(key, fields, f'{name}.')}")
+    item: Any = next(iter(typing.get_args(hints[key])), None)
     if dataclasses.is_dataclass(hints[key]):
       values[key] = settings(hints[key], value, f"{name}.{key}")
+    elif isinstance(item, type) and dataclasses.is_dataclass(item):
+      if not value or not isinstance(value, tuple | list):
+        raise ValueError(f"config.{name}.{key} is {value!r}; it must be a list of at least one section")
+      values[key] = tuple(settings(item, section, f"{name}.{key}[{place}]") for place, section in enumerate(value))
     else:
       values[key] = own[key] = value
   check_fields(cls, own, f"config.{name}.")
@@ -45,6 +51,31 @@ def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
     raise ValueError(f"config.{name}: {error}") from error
 
 
+def full_config(
+  sections: Mapping[str, Any], differences: Mapping[str, Any], left_out: Collection[str] = ()
+) -> ml_collections.ConfigDict:
+  """Return a config with every key: `differences`, and the defaults of the dataclasses where these say nothing.
+
+  `sections` is what `read_config` takes; a plain value and a section that is no dataclass are as `differences` has
+  them. `left_out` names the keys, `section.key`, that an experiment does not use. Raises ValueError for an unknown key,
+  and for a missing one that has no default.
+  """
+  config: dict[str, Any] = {}
+  for name in differences:
+    if name not in (known := ["experiment", "workdir", *sections]):
+      raise ValueError(f"the config has no {name!r}; {_suggestion(name, known)}")
+  for name, kind in {"experiment": str, "workdir": str, **sections}.items():
+    kind = _chosen(kind, differences.get(name), name)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+      made = dataclasses.asdict(settings(kind, differences.get(name, {}), name))
+      config[name] = {key: x for key, x in made.items() if f"{name}.{key}" not in left_out}
+    elif name in differences:
+      config[name] = differences[name]
+    else:
+      raise ValueError(f"the config has no {name!r}, which has no default")
+  return ml_collections.ConfigDict(config)
+
+
 def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
   """Check a config and return it without its workdir, of which no result depends.
 
@@ -55,19 +86,30 @@ def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[
     if name not in config:
       raise ValueError(f"the config has no {name!r}; it needs {', '.join(sections)}")
     section = config[name]
-    if isinstance(kind, Mapping):
-      chosen = section.get("name") if isinstance(section, Mapping) else None
-      if not isinstance(chosen, str) or chosen not in kind:
-        raise ValueError(f"config.{name}.name is {chosen!r}; one of {', '.join(kind)}")
-      kind = kind[chosen]
-    if dataclasses.is_dataclass(kind):
-      settings(kind, section, name)  # type: ignore[arg-type]
+    kind = _chosen(kind, section, name)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+      settings(kind, section, name)
     elif kind is Mapping and not isinstance(section, Mapping):
       raise ValueError(f"config.{name} is {section!r}; it must be a section")
     else:
       check_value(kind, section, f"config.{name}")
   _check_numbers(config, "config")
   return {name: value for name, value in config.items() if name != "workdir"}
+
+
+def _chosen(kind: Any, section: Any, name: str) -> Any:
+  """Return the dataclass of a section of several kinds, which its `name` chooses; any other kind as it is."""
+  if not isinstance(kind, Mapping):
+    return kind
+  chosen = section.get("name") if isinstance(section, Mapping) else None
+  if not isinstance(chosen, str) or chosen not in kind:
+    raise ValueError(f"config.{name}.name is {chosen!r}; one of {', '.join(kind)}")
+  return kind[chosen]
+
+
+def _suggestion(key: str, known: Iterable[str], prefix: str = "") -> str:
+  close = difflib.get_close_matches(key, known := list(known), n=1)
+  return f"did you mean {prefix}{close[0]}?" if close else f"it has {', '.join(known)}"
 
 
 def _check_numbers(value: Any, name: str) -> None:

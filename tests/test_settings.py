@@ -1,14 +1,17 @@
 """Config sections become checked dataclasses, or an error that says what to write instead."""
 
+import dataclasses
+from collections.abc import Mapping
+
 import pytest
 
-from selfrag_jax.experiments.sections import FactsData, TextFiles
-from selfrag_jax.settings import read_config, settings
+from selfrag_jax.experiments.documents import DocumentsConfig
+from selfrag_jax.experiments.self_rag import FactsData, TextFiles
+from selfrag_jax.settings import full_config, read_config, settings
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import RLConfig
 from selfrag_jax.train.phases.sft import SFTConfig
-from selfrag_jax.train.settings import DocumentsConfig
 
 
 def test_sections_nest_and_defaults_fill_up():
@@ -103,3 +106,41 @@ def test_lists_of_facts_that_are_none_are_named(kinds):
 def test_settings_cannot_be_changed():
   with pytest.raises(AttributeError):
     LoopConfig().log_every = 3  # type: ignore[misc]
+
+
+SECTIONS = {"seed": int, "data": {"facts": FactsData, "text": TextFiles}, "loop": LoopConfig, "model": Mapping}
+DIFFERENCES = {
+  "experiment": "x",
+  "workdir": "runs/x",
+  "seed": 3,
+  "data": {"name": "facts", "text": ({"n_facts": 4},)},
+  "model": {"d_model": 8},
+}
+
+
+def test_a_full_config_has_every_key_and_what_differs():
+  config = full_config(SECTIONS, {**DIFFERENCES, "loop": {"log_every": 7}}, left_out=("data.n_questions",))
+  loop = {"checkpoint_every": 50, "keep_checkpoints": 2, "eval_every": 0, "log_every": 7, "preempted_exit_code": 143}
+  assert config.loop.to_dict() == loop
+  assert config.model.to_dict() == {"d_model": 8}  # no dataclass: as it was given
+  text = ({"n_facts": 4, "last": None, "alike": False, "variant": None},)
+  assert config.data.to_dict() == {"name": "facts", "variant": "kv", "n_facts": 128, "seed": 0, "text": text}
+  assert full_config(SECTIONS, DIFFERENCES).loop.to_dict() == dataclasses.asdict(LoopConfig())
+  assert read_config(config.to_dict(), SECTIONS)["seed"] == 3
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"lop": {}}, "the config has no 'lop'; did you mean loop?"),
+    ({"loop": {"log_evry": 3}}, r"config\.loop has no 'log_evry'; did you mean loop\.log_every\?"),
+    ({"loop": {"log_every": -1}}, r"config\.loop\.log_every is -1"),
+    ({"data": {"name": "facts"}}, r"config\.data\.text is missing"),
+    ({"data": {"name": "web"}}, r"config\.data\.name is 'web'; one of facts, text"),
+    ({"seed": None}, "the config has no 'seed', which has no default"),
+  ],
+)
+def test_a_mistake_in_what_differs_is_named(change, message):
+  differences = {key: value for key, value in {**DIFFERENCES, **change}.items() if value is not None}
+  with pytest.raises(ValueError, match=message):
+    full_config(SECTIONS, differences)

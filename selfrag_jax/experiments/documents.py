@@ -4,20 +4,19 @@ Beside it: the same document alone, no document, and a memory that shows the few
 whatever their place. An answer is right if a gold answer occurs in it (arXiv 2307.03172).
 """
 
-import csv
 import dataclasses
-import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.token_bag import TokenBagEncoder
+from selfrag_jax.experiments.base import write_report
 from selfrag_jax.experiments.chat_model import BUCKET, ChatModel, load_chat
-from selfrag_jax.experiments.sections import FilesPath
 from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.metrics.answers import substring_match
@@ -27,12 +26,31 @@ from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
-from selfrag_jax.train.settings import DocumentsConfig
 
-CHECKED = {"model": str, "data": FilesPath, "documents": DocumentsConfig}
+
+@dataclasses.dataclass(frozen=True)
+class FilesPath(Checked):
+  """Files of questions and documents."""
+
+  path: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentsConfig(Checked):
+  """Recall by position on real documents."""
+
+  n_documents: tuple[Count, ...] = (5, 10, 20)
+  positions: Count = 5  # of the document that answers, evenly from the first place to the last
+  questions: Count = 100  # of each file
+  top_k: Count = 2  # documents that the memory shows
+  max_new_tokens: Count = 100  # a key and its value take 90
+  batch_size: Count = 2
+
+
+SECTIONS = {"model": str, "data": FilesPath, "documents": DocumentsConfig}
 Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
 
 
@@ -48,11 +66,12 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = read_config(config, CHECKED)
+  config = read_config(config, SECTIONS)
   section = settings(DocumentsConfig, config["documents"], "documents")
-  if not config["data"]["path"]:
+  path = settings(FilesPath, config["data"], "data").path
+  if not path:
     raise ValueError("config.data.path is empty; give the files of questions and documents: --data=FOLDER")
-  questions = {name: rows[: section.questions] for name, rows in read_questions(config["data"]["path"]).items()}
+  questions = {name: rows[: section.questions] for name, rows in read_questions(path).items()}
   for name, rows in questions.items():
     if (fewest := min(len(row.others) for row in rows)) < max(section.n_documents) - 1:
       raise ValueError(
@@ -83,7 +102,16 @@ def value_names(experiment: Experiment) -> set[str]:
   return set(numbers({"config": experiment.config, "files": dict.fromkeys(experiment.questions, curves)}))
 
 
-def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+def dry_run(experiment: Experiment) -> None:
+  """Print the model, how many questions each file has, and the curves that would be measured."""
+  print(f"model {experiment.config['model']}")
+  for name, questions in experiment.questions.items():
+    print(f"{name}: {len(questions):,} questions, such as {questions[0].question!r}")
+  for name, (_, n, places) in planned(experiment.settings).items():
+    print(f"{name}: {n} documents, the one that answers at {', '.join(str(place + 1) for place in places)}")
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Measure every file at every number of documents, and write `documents.json`, `.csv` and `.png`.
 
   What has been measured is kept in `documents.json` after each curve, and is not measured again.
@@ -100,10 +128,13 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
       curves[key] = measure(answer, questions, shown[condition], n, places)
       write_json(target, report)
       print(f"{name} {key}: {'  '.join(f'{x:.3f}' for x in curves[key]['accuracy_by_depth'])}", flush=True)
-  write_bytes_atomic(workdir / "documents.csv", as_csv(report).encode())
+  write_report(workdir, "documents", report, as_rows(report))
   figures.documents_over_depth(workdir, report)
   print(table(report))
   return report
+
+
+run = evaluate  # nothing is trained
 
 
 def conditions(experiment: Experiment, questions: Sequence[DocumentQuestion]) -> dict[str, Shown]:
@@ -200,19 +231,16 @@ def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion])
   return retrieve
 
 
-def as_csv(report: Mapping[str, Any]) -> str:
-  """One line a file, condition and position."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(["file", "condition", "position", "accuracy", "low", "high", "n", "prompt_tokens"])
+def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
+  """Yield the header and one row a file, condition and position."""
+  yield ["file", "condition", "position", "accuracy", "low", "high", "n", "prompt_tokens"]
   for name, curves in report["files"].items():
     for condition, curve in curves.items():
       for place, accuracy, (low, high) in zip(
         curve["positions"], curve["accuracy_by_depth"], curve["interval_by_depth"], strict=True
       ):
         numbers = (f"{x:.4f}" for x in (accuracy, low, high))
-        writer.writerow([name, condition, place, *numbers, curve["n"], curve["prompt_tokens"]])
-  return out.getvalue()
+        yield [name, condition, place, *numbers, curve["n"], curve["prompt_tokens"]]
 
 
 def table(report: Mapping[str, Any]) -> str:

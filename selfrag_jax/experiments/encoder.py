@@ -12,18 +12,27 @@ from jax.sharding import Mesh
 from selfrag_jax.aot import print_encoder_plan
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.load import load_text_encoder
-from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
-from selfrag_jax.experiments.sections import TRAINED, JudgedTitles
+from selfrag_jax.experiments.base import TRAINED, TakePhase, by_reading, by_training
+from selfrag_jax.experiments.retrieval import (
+  JudgedTitles,
+  Scores,
+  bm25_scores,
+  names_of_values,
+  read_parts,
+  score,
+  sizes,
+  write_report,
+)
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.encoder import EncoderPhase, EncoderPhaseConfig
 from selfrag_jax.typing import Params
 
-CHECKED = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
+SECTIONS = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
 
 
 @dataclasses.dataclass
@@ -60,10 +69,10 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = read_config(config, CHECKED)
+  config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
-  data = read_parts(config["data"])
+  data = read_parts(settings(JudgedTitles, config["data"], "data"))
   encoder = load_text_encoder(config["init"])
   most = encoder.max_tokens  # rows that are longer hold nothing more, and a BERT has no positions for them
   section = dataclasses.replace(
@@ -75,13 +84,21 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train, write the encoder to `workdir/encoder`, and compare it with what it was; `encoder.json` and `.csv`."""
+  """Train, write the encoder to `workdir/encoder`, and compare it with before; `encoder.json`, `.csv` and `.png`."""
+  return _report(experiment, workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Report like `run`, from the checkpoint of the last step."""
+  return _report(experiment, workdir, by_reading(workdir, {}))
+
+
+def _report(experiment: Experiment, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
   workdir, data = epath.Path(workdir), experiment.data
   experiment.encoder.check_folder(os.fspath(workdir / "encoder"))  # now, and not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
-    state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})
-    params = jax.device_get(state.params)
+    params = jax.device_get(take(experiment.phase()))
   experiment.encoder.save(os.fspath(workdir / "encoder"), params)
   scores = {
     "before": experiment.score("test", experiment.encoder.params),
@@ -90,6 +107,12 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   }
   counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
   return write_report(workdir, "encoder", scores, {**counts, "config": experiment.config})
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  compared = names_of_values(("before", "trained", "bm25"), "before")
+  return compared | {f"{part}.queries" for part in experiment.data}
 
 
 def dry_run(experiment: Experiment) -> None:

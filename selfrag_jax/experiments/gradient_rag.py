@@ -1,39 +1,27 @@
 """Optimizing a prompt by textual gradients, with or without a memory of all critiques, and what that changed."""
 
-import csv
 import dataclasses
 import functools
-import io
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 from tqdm import tqdm
 
 import selfrag_jax.textgrad as tg
-from selfrag_jax.checked import Seed
+from selfrag_jax.experiments.base import write_report
+from selfrag_jax.experiments.prompt_settings import SECTIONS
 from selfrag_jax.experiments.prompt_state import NEW_FOLDER, begin, check_state, read_json, without_limits
-from selfrag_jax.experiments.sections import Budget, Engines, PastSection, PromptOptimizerSection, PromptTaskSection
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import prompt_page
-from selfrag_jax.settings import read_config
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.atomic import is_local, write_bytes_atomic, write_json
 from selfrag_jax.tasks.prompt_tasks import PromptTask, Sample, in_utf8, make_task
 from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
 
-CHECKED = {
-  "seed": Seed,
-  "task": PromptTaskSection,
-  "engines": Engines,
-  "cache": bool,
-  "memory": Literal["none", "window", "retrieval"],
-  "rag": PastSection,
-  "optimizer": PromptOptimizerSection,
-  "budget": Budget,
-}
 PROCESSES = 4  # unit tests that run at once
 LOCAL = "local:"  # before what `load_model` takes
 FIELDS = ("case", "notes")
@@ -78,7 +66,9 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and make its task and engines. Raises ValueError with the fix."""
-  config = read_config(config, CHECKED)
+  config = read_config(config, SECTIONS)
+  for name in ("engines", "rag", "optimizer", "budget"):  # with the keys that the config leaves out
+    config[name] = dataclasses.asdict(settings(SECTIONS[name], config[name], name))
   if config["budget"]["cost"] and not (config["budget"]["prompt_price"] or config["budget"]["completion_price"]):
     raise ValueError("config.budget.cost needs config.budget.prompt_price or completion_price, of a million tokens")
   try:
@@ -127,7 +117,17 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
   return tg.get_engine(name, account=account, **options)
 
 
-def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+def dry_run(experiment: Experiment) -> None:
+  """Print the cases of each part, the engines, the texts that are learned, and the first case."""
+  task = experiment.task
+  print(", ".join(f"{part} {len(samples):,} cases" for part, samples in task.parts.items()))
+  print(", ".join(f"{part} {engine.model_string}" for part, engine in experiment.engines.items()))
+  for text in task.texts:
+    print(f"{text.role}: {text.initial!r}")
+  print(f"first case: {task.parts['train'][0].text!r}")
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file.
 
   Raises BudgetError where the budget ended it: all of these are written then too, without the scores on test cases.
@@ -138,6 +138,15 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     return _run(experiment, workdir)
   finally:
     _save_account(experiment, workdir)
+
+
+run = evaluate  # the report is that of the whole run
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers that the report will have; those of its config are left out."""
+  account = {f"account.{name}" for name in experiment.account.state()}
+  return account | {"test.initial", "test.final", "test.difference", "seconds"}
 
 
 def _open_account(experiment: Experiment, workdir: epath.Path) -> None:
@@ -173,8 +182,7 @@ def _run(experiment: Experiment, workdir: epath.Path) -> dict[str, Any]:
   except tg.BudgetError as error:
     ended = f"{error}; the budget ended the run after {state['step']} of {steps} steps"
   report = report or _report_without_test(experiment, state, str(ended))
-  write_json(workdir / "prompt_optimization.json", report)
-  write_bytes_atomic(workdir / "prompt_optimization.csv", _csv(state["history"]).encode())
+  write_report(workdir, "prompt_optimization", report, _rows(state["history"]))
   for text in report["texts"]:
     write_bytes_atomic(workdir / text["file"], (text["final"] + "\n").encode())
   prompt_page.write(workdir, report, state["history"])
@@ -361,10 +369,7 @@ def _report_without_test(experiment: Experiment, state: Mapping[str, Any], ended
   }
 
 
-def _csv(history: Sequence[Mapping[str, Any]]) -> str:
-  out = io.StringIO()
-  names = ["step", "right", "cases", "valid", "accepted", "delta", "tokens"]
-  writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(history)
-  return out.getvalue()
+def _rows(history: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+  yield (names := ["step", "right", "cases", "valid", "accepted", "delta", "tokens"])
+  for row in history:
+    yield [row.get(name) for name in names]

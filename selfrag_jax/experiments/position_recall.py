@@ -5,20 +5,19 @@ context are language models of the same size and with the same first phase, then
 facts and for the last ones (free recall and running span, arXiv 2510.10276).
 """
 
-import csv
 import dataclasses
-import io
 import time
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from etils import epath
 
+from selfrag_jax.checked import Checked, Count, Range
 from selfrag_jax.experiments import self_rag
+from selfrag_jax.experiments.base import announce, by_training, write_report
 from selfrag_jax.experiments.recall import Curve, measure, recall_among, score, variance_change
-from selfrag_jax.experiments.sections import check_lists
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.metrics.position import compare
 from selfrag_jax.metrics.statistics import bootstrap_interval
@@ -28,14 +27,11 @@ from selfrag_jax.reports.page import write_page
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGModel
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
-from selfrag_jax.tasks.context_batch import FactText, of_facts
+from selfrag_jax.tasks.context_batch import FactText, ListKind, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.train.load import LoadedModel
-from selfrag_jax.train.loop import train
 from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
-from selfrag_jax.train.settings import RecallConfig
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params
 
@@ -54,6 +50,40 @@ FLAT = 1e-3  # variance of the loss over depths, in nats squared, below which a 
 HELD_OUT = 1024  # sequences that the losses of phase 2 are compared on, and facts that an embedding is told from
 
 
+@dataclasses.dataclass(frozen=True)
+class RecallConfig(Checked):
+  """Paired questions about a fact at each depth of contexts of several lengths."""
+
+  n_facts: tuple[Count, ...] = (64, 1024)
+  questions: tuple[Count, ...] = (200, 64)  # at each depth of each length
+  full_questions: tuple[Count, ...] = (200, 6)  # of them, for readers of the whole context, which takes them long
+  depths: Annotated[int, Range(4, 2**20)] = 16
+  tokens: Count = 16_384  # of the contexts that are read at once
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not len(self.full_questions) == len(self.questions) == len(self.n_facts):
+      raise ValueError(f"questions and full_questions must be as many numbers as n_facts {self.n_facts}, got {self}")
+    if any(full > asked for full, asked in zip(self.full_questions, self.questions, strict=True)):
+      raise ValueError(f"full_questions {self.full_questions} are some of questions {self.questions}, not more")
+
+
+@dataclasses.dataclass(frozen=True)
+class FullContextConfig(PretrainConfig):
+  """How the readers of the whole context are trained, on which lists, and how each differs from the model's section."""
+
+  text: tuple[ListKind, ...] = (ListKind(16), ListKind(64), ListKind(64, last=16))  # free recall, and a running span
+  models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+UNUSED = (*self_rag.UNUSED, "full_context.needed_loss")  # no phase follows
+
+
+def sections(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the sections of a config, those of the phases that it has included."""
+  return self_rag.sections(config) | {"full_context": FullContextConfig, "evaluation": RecallConfig}
+
+
 @dataclasses.dataclass
 class Experiment:
   """The phases of the model with memory, and the readers of the whole context that it is compared with."""
@@ -61,32 +91,34 @@ class Experiment:
   base: self_rag.Experiment
   evaluation: RecallConfig
   pretrain: PretrainConfig
-  full_context: PretrainConfig
+  full_context: FullContextConfig
   baselines: dict[str, MemoryReader]
   text: FactText  # what they read
 
   def task(self, n_facts: int) -> Facts:
     """Return the facts in contexts of a length."""
-    data = self.base.config["data"]
-    return Facts(data["variant"], n_facts, data["seed"])
+    task = self.base.data.task
+    return Facts(task.variant, n_facts, task.seed)
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and build what it describes. Raises ValueError with the fix where it does not fit."""
-  read_config(config, {"full_context": Mapping, "evaluation": RecallConfig, "pretrain": PretrainConfig})
-  section = dict(config["full_context"])
-  kinds, models = section.pop("text", ()), section.pop("models", {})
-  check_lists(kinds)
-  phase = settings(PretrainConfig, section, "full_context")
+  read_config(config, sections({**config, "pretrain": None}))
+  full_context = settings(FullContextConfig, config["full_context"], "full_context")
   evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
   pretrain = settings(PretrainConfig, config["pretrain"], "pretrain")
   base = self_rag.build(config)
   baselines = {}
-  for name, changes in models.items():
+  for name, changes in full_context.models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
     baselines[name] = base.reader._replace(model=model, ids=None)  # text as it is, without the marks of a memory
-  text = FactText(config["data"]["variant"], kinds, config["data"]["seed"])
-  return Experiment(base, evaluation, pretrain, phase, baselines, text)
+  text = FactText(base.data.task.variant, full_context.text, base.data.task.seed)
+  return Experiment(base, evaluation, pretrain, full_context, baselines, text)
+
+
+def dry_run(experiment: Experiment) -> None:
+  """Print mesh, parameters, the memory that each compiled program needs, and the first batches of the phases."""
+  self_rag.dry_run(experiment.base)
 
 
 def value_names(experiment: Experiment) -> set[str]:
@@ -135,20 +167,23 @@ def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, p
   """
   base, model = experiment.base, experiment.baselines[name].model
   common: Any = {"mesh": base.mesh, "seed": base.config["seed"]}
-  metadata = {**base.metadata, "model": model.to_dict()}
+  take = by_training(workdir, base.loop, {**base.metadata, "model": model.to_dict()})
   if params is None or model != base.model:
-    phase = Pretrain(f"pretrain_{name}", base.data.rows, model, experiment.pretrain, **common)
-    params = train(phase, workdir, base.loop, metadata).params
-  phase = Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, params=params, **common)
-  return train(phase, workdir, base.loop, metadata).params
+    params = take(Pretrain(f"pretrain_{name}", base.data.rows, model, experiment.pretrain, **common))
+  return take(Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, params=params, **common))
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Train the phases of the model with memory, and print and return how well the last one reads."""
+  return self_rag.run(experiment.base, workdir)
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Train what is missing, measure every condition, and write `position_recall.json`, `.csv`, `.png` and `.html`."""
   workdir = epath.Path(workdir)
   started = time.monotonic() - seconds_spent(workdir)
   base = experiment.base
-  print(f"{count_params(base.model)['total']:,} parameters, workdir {workdir}", flush=True)
+  announce(base.model, workdir)
   with jax.set_mesh(base.mesh):
     policies = self_rag.train_phases(base, workdir)
     first = policies.get("pretrain")
@@ -159,9 +194,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   report["tokens"] = tokens_of(workdir)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   report["checks"] = checks(report)
-  write_json(workdir / "config.json", base.config)
-  write_json(workdir / "position_recall.json", report)
-  write_bytes_atomic(workdir / "position_recall.csv", as_csv(report).encode())
+  write_report(workdir, "position_recall", report, as_rows(report), base.config)
   figures.accuracy_over_depth(workdir, report)
   write_page(workdir, report)
   print(table(report))
@@ -318,19 +351,16 @@ def tokens_of(workdir: epath.Path) -> dict[str, int]:
   return {phase: int(n) for phase, n in tokens.items()}
 
 
-def as_csv(report: Mapping[str, Any]) -> str:
-  """One line a condition and depth."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(["condition", "position", "accuracy", "low", "high", "recall", "recall_at_1", "n", "budget"])
+def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
+  """Yield the header and one row a condition and depth."""
+  yield ["condition", "position", "accuracy", "low", "high", "recall", "recall_at_1", "n", "budget"]
   for name, curve in report["conditions"].items():
     _, _, length = name.rpartition("_")
     positions = report["depths"][length if length in report["depths"] else str(report["n_facts"][0])]
     for i, position in enumerate(positions):
       numbers = (curve["accuracy_by_depth"][i], *curve["interval_by_depth"][i], curve["recall_by_depth"][i])
       numbers = (*numbers, curve["recall_at_1_by_depth"][i])
-      writer.writerow([name, position, *(f"{x:.4f}" for x in numbers), curve["n"], curve["budget"]])
-  return out.getvalue()
+      yield [name, position, *(f"{x:.4f}" for x in numbers), curve["n"], curve["budget"]]
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -1,10 +1,9 @@
 """The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
 
 import dataclasses
-import logging
 import time
-from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +11,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
-from selfrag_jax.experiments.sections import TRAINED, PassagesData, TwoHopData
+from selfrag_jax.checked import Checked, Count, Range, Seed, Share
+from selfrag_jax.experiments import base
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
@@ -20,24 +20,64 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import Pretrained, load_pretrained
 from selfrag_jax.reports import figures
+from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
 from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import CHATML, visualize_tokenization
 from selfrag_jax.train.load import load_model
-from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, OptionalSFTConfig, SFTConfig
-from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores, evaluate
-from selfrag_jax.train.settings import EvalConfig
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores
+from selfrag_jax.train.rollouts import evaluate as score_policy
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
-SECTIONS = {
+
+@dataclasses.dataclass(frozen=True)
+class TwoHopData(Checked):
+  """The embedded task: questions over a fresh random table of facts."""
+
+  name: str
+  n_entities: Annotated[int, Range(4, 2**16)] = 32
+  n_relations: Annotated[int, Range(1, 2**16)] = 4
+  seed: Seed = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PassagesData(Checked):
+  """Questions over a folder of passages."""
+
+  name: str
+  path: str = ""
+  document_tokens: Count = 128
+  prompt_tokens: Count = 128
+  index: Literal["title_text", "title"] = "title_text"
+  ratios: tuple[Share, Share, Share, Share] = (0.4, 0.2, 0.1, 0.3)  # of the questions: sft, rl, validation, test
+  cloze: Share = 0.5  # of the demonstrations are about sentences of the passages
+  seed: Seed = 0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not sum(self.ratios) > 0:
+      raise ValueError(f"ratios {self.ratios} leave every part empty")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig(Checked):
+  """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
+
+  periodic: Count = 256
+  final: Count = 1024
+  batch_size: Count = 128
+
+
+OWN = {  # the sections that are fields of an experiment
   "rollout": RolloutConfig,
   "sft": SFTConfig,
   "sft_gold": OptionalSFTConfig,
@@ -45,7 +85,8 @@ SECTIONS = {
   "evaluation": EvalConfig,
   "loop": LoopConfig,
 }
-CHECKED = {**TRAINED, "data": {"two_hop": TwoHopData, "passages": PassagesData}, "memory": MemoryConfig, **SECTIONS}
+DATA = {"two_hop": TwoHopData, "passages": PassagesData}
+SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, "memory": MemoryConfig, **OWN}
 
 
 @dataclasses.dataclass
@@ -77,18 +118,14 @@ class Experiment:
   @property
   def metadata(self) -> dict[str, Any]:
     """What a checkpoint says about itself."""
-    return {
-      "config": self.config,
-      "model": self.model.to_dict(),
-      "tokenizer": {"name": self.task.tokenizer.name, "fingerprint": self.task.tokenizer.fingerprint},
-    }
+    return base.metadata(self.config, self.model, self.task.tokenizer)
 
   def evaluate(
     self, params: Params, split: str, n: int, kind: RetrieverKind | HostRetrieve = "memory", **overrides: Any
   ) -> Scores:
     """Score a policy greedily; `overrides` change the rollout's bounds."""
     rollout = dataclasses.replace(self.rollout, **overrides)
-    return evaluate(self.runner, params, split, n, self.evaluation.batch_size, rollout, kind)
+    return score_policy(self.runner, params, split, n, self.evaluation.batch_size, rollout, kind)
 
   def sft_phase(self, name: str, config: SFTConfig) -> SFT:
     """Make a supervised phase; it starts from the pretrained parameters, or from scratch."""
@@ -122,17 +159,19 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  config = read_config(config, CHECKED)
+  config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
-  sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in SECTIONS.items()}
+  sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in OWN.items()}
+  data: Any = settings(DATA[config["data"]["name"]], config["data"], "data")
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
-  folder = read_folder(config["data"], config["init"])  # before weights are downloaded
+  folder = read_folder(data, config["init"])  # before weights are downloaded
   pretrained = load_pretrained(config["init"]) if config["init"] else None
-  task = make_task(config["data"], folder, pretrained, sections["rollout"].max_query_tokens)
-  model = make_model(config["model"], pretrained, task, mesh)
-  base = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
-  runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=base)
-  experiment = Experiment(config, mesh, base, task, model, runner, **sections)
+  task = make_task(data, folder, pretrained, sections["rollout"].max_query_tokens)
+  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
+  model = base.make_model({**fields, **config["model"]}, mesh)
+  params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
+  runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=params)
+  experiment = Experiment(config, mesh, params, task, model, runner, **sections)
   with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
     check_shards(sft.abstract_state())
@@ -143,40 +182,28 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return experiment
 
 
-def read_folder(section: Mapping[str, Any], init: str) -> QAFolder | None:
+def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | None:
   """Read the questions and passages that `config.data` names; None for a task that makes its own."""
-  if section["name"] == "two_hop":
+  if isinstance(section, TwoHopData):
     return None
-  if not section["path"]:
+  if not section.path:
     raise ValueError("config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER")
   if not init:
     raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
-  return read_qa_folder(section["path"])
+  return read_qa_folder(section.path)
 
 
 def make_task(
-  section: Mapping[str, Any], folder: QAFolder | None, pretrained: Pretrained | None, max_query_tokens: int
+  section: TwoHopData | PassagesData, folder: QAFolder | None, pretrained: Pretrained | None, max_query_tokens: int
 ) -> SearchTask:
   """Build the task over `folder`, or the embedded one, from the other keys of `config.data`."""
-  options = {key: value for key, value in section.items() if key not in ("name", "path")}
+  options = {key: value for key, value in vars(section).items() if key not in ("name", "path")}
   if folder is None or pretrained is None:
     return TwoHopSearch(**options)
   if pretrained.tokenizer is None:
     raise ValueError("the model of config.init comes without a tokenizer; passages need one")
   template = pretrained.chat_template or CHATML
   return PassageSearch(folder, pretrained.tokenizer, template, max_query_tokens=max_query_tokens, **options)
-
-
-def make_model(section: Mapping[str, Any], pretrained: Pretrained | None, task: SearchTask, mesh: Mesh) -> ModelConfig:
-  """Describe the model: from scratch, or the pretrained one with what `section` changes.
-
-  dtype `auto` computes in bfloat16 where the devices have units for it, in float32 on CPUs.
-  """
-  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
-  fields = {**fields, **section}
-  if fields.get("dtype") == "auto":
-    fields["dtype"] = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
-  return settings(ModelConfig, fields, "model")
 
 
 def dry_run(experiment: Experiment) -> None:
@@ -189,6 +216,11 @@ def dry_run(experiment: Experiment) -> None:
   n = int((batch["segment_ids"][0] == 1).sum())
   print("first demonstration of phase sft («…» is trained on):")
   print(visualize_tokenization(experiment.task.tokenizer, batch["tokens"][0, :n], batch["mask"][0, :n], color=False))
+
+
+SCORES = ("em", "f1", "all_gold", "valid")  # of each condition
+TIES = 32  # documents that BM25 ranks behind the last: of those with its score, the first in the corpus is taken
+COUNTS = ("dropped_questions", "unanswered_questions", "cut_passages")  # of questions and passages of a folder
 
 
 class Condition(NamedTuple):
@@ -213,32 +245,40 @@ CONDITIONS = {
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Run all phases, each from its newest checkpoint, then evaluate and write `report.json` and `report.png`.
+  """Train all phases, each from its newest checkpoint, then evaluate; write `report.json`, `.csv` and `.png`.
 
   `config.json` is written beside them: until then the checkpoints hold the config.
   """
+  return _report(experiment, workdir, base.by_training(workdir, experiment.loop, experiment.metadata))
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Report like `run`, from the checkpoints of the last steps."""
+  return _report(experiment, workdir, base.by_reading(workdir, experiment.metadata))
+
+
+def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhase) -> dict[str, Any]:
   workdir = epath.Path(workdir)
   started = time.monotonic() - seconds_spent(workdir)
-  model = experiment.model
-  pattern = model.to_dict()["block_pattern"]
-  print(f"{count_params(model)['total']:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
-  policies: dict[str, Params] = {}
-  train_phase = lambda phase, **more: train(phase, workdir, experiment.loop, {**experiment.metadata, **more}).params
+  base.announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
-    if experiment.base_params is not None:
-      policies["base"] = experiment.base_params
-    policies["sft"] = train_phase(experiment.sft_phase("sft", experiment.sft))
-    if experiment.sft_gold.steps:
-      policies["sft_gold"] = train_phase(experiment.sft_phase("sft_gold", experiment.sft_gold))
-    origin = {"phase": "sft", "steps": experiment.sft.steps}
-    policies["rl"] = train_phase(experiment.rl_phase(policies["sft"]), origin=origin)
-    report = summarize(experiment, evaluate_all(experiment, policies))
+    report = summarize(experiment, evaluate_all(experiment, _policies(experiment, take)))
   report["wall_seconds"] = round(time.monotonic() - started, 1)
-  write_json(workdir / "config.json", experiment.config)
-  write_json(workdir / "report.json", report)
   figures.em_over_steps(workdir, report)
+  base.write_report(workdir, "report", report, as_rows(report), experiment.config)
   print(table(report))
   return report
+
+
+def _policies(experiment: Experiment, take: base.TakePhase) -> dict[str, Params]:
+  """Return what each phase ends with, in the order in which they are trained."""
+  policies: dict[str, Params] = {} if experiment.base_params is None else {"base": experiment.base_params}
+  policies["sft"] = take(experiment.sft_phase("sft", experiment.sft))
+  if experiment.sft_gold.steps:
+    policies["sft_gold"] = take(experiment.sft_phase("sft_gold", experiment.sft_gold))
+  origin = {"phase": "sft", "steps": experiment.sft.steps}
+  policies["rl"] = take(experiment.rl_phase(policies["sft"]), origin=origin)
+  return policies
 
 
 def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict[str, Scores]:
@@ -253,12 +293,14 @@ def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict
 
 
 def value_names(experiment: Experiment) -> set[str]:
-  """Return the names of the scores that the report will have."""
+  """Return the names of the numbers that the report will have."""
   policies = {"sft", "rl"} | ({"base"} if experiment.base_params is not None else set())
   if experiment.sft_gold.steps:
     policies.add("sft_gold")
-  names = _conditions(experiment, policies)
-  return {f"{field}.{name}" for field in ("em", "f1", "all_gold", "valid") for name in names} | {"wall_seconds"}
+  names = {f"{field}.{name}" for field in SCORES for name in _conditions(experiment, policies)}
+  names |= {"recall.hop1", "recall.gold", "searches_per_question", "format_valid", "chance", "n", "parameters", "seed"}
+  of_passages = {"bm25_question_all_gold", *COUNTS} if isinstance(experiment.task, PassageSearch) else set()
+  return names | of_passages | {"wall_seconds"}
 
 
 def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, Condition]:
@@ -268,23 +310,15 @@ def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, C
 
 
 def bm25(experiment: Experiment) -> HostRetrieve:
-  """Return a host retriever over the passages of a task: BM25 (lucene, English stop words and stemmer)."""
-  import bm25s  # runs a JAX operation when it is imported
-  import Stemmer
-
-  logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself and tells of every empty query
+  """Return a host retriever over the passages of a task: BM25 with its defaults."""
   task: Any = experiment.task
-  stemmer, corpus = Stemmer.Stemmer("english"), task.corpus
-  k = min(experiment.document_budget, len(task.documents))
-  tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
-  index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-  index.index(tokenize([f"{doc['title']} {doc['content']}" for doc in task.documents]), show_progress=False)
+  corpus, budget, retriever = task.corpus, experiment.document_budget, BM25Retriever()
+  retriever.add_documents(Document(str(slot), **document) for slot, document in enumerate(task.documents))
 
   def retrieve(queries, hop: int):
     texts = [task.tokenizer.decode(query, skip_special=True) for query in queries]
-    slots, scores = index.retrieve(tokenize(texts), k=k, show_progress=False)
-    found = [[int(s) for s, score in zip(*row, strict=True) if score > 0] for row in zip(slots, scores, strict=True)]
-    return [[(slot, corpus.tokens[slot, : corpus.lengths[slot]].tolist()) for slot in row] for row in found]
+    found = [[int(document.id) for document in row] for row in retriever.retrieve_batch(texts, budget + TIES)]
+    return [[(slot, corpus.tokens[slot, : corpus.lengths[slot]].tolist()) for slot in row[:budget]] for row in found]
 
   return retrieve
 
@@ -312,7 +346,7 @@ def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str,
   }
   if isinstance(experiment.task, PassageSearch):
     report["bm25_question_all_gold"] = bm25_of_questions(experiment)
-    for name in ("dropped_questions", "unanswered_questions", "cut_passages"):
+    for name in COUNTS:
       report[name] = getattr(experiment.task, name)
   return report
 
@@ -325,6 +359,14 @@ def bm25_of_questions(experiment: Experiment) -> float:
   gold = task.batch("test", indices).gold
   found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
   return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
+
+
+def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
+  """Yield the header and one row a condition."""
+  yield ["condition", "em", "low", "high", *SCORES[1:]]
+  for name, interval in report["em_interval"].items():
+    em, *others = (f"{report[field][name]:.4f}" for field in SCORES)
+    yield [name, em, *(f"{bound:.4f}" for bound in interval), *others]
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -12,10 +12,20 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.bert import BertEncoder
 from selfrag_jax.encoders.load import load_text_encoder
-from selfrag_jax.experiments.retrieval import Scores, bm25_scores, read_parts, score, sizes, write_report
-from selfrag_jax.experiments.sections import TRAINED, JudgedTitles, Periodic
+from selfrag_jax.experiments.base import TRAINED, TakePhase, by_reading, by_training
+from selfrag_jax.experiments.retrieval import (
+  JudgedTitles,
+  Scores,
+  bm25_scores,
+  names_of_values,
+  read_parts,
+  score,
+  sizes,
+  write_report,
+)
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -24,13 +34,21 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.loop import LoopConfig, train
+from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.rerank import RerankPhase, RerankPhaseConfig
 from selfrag_jax.typing import Params
 
 WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses
 
-CHECKED = {**TRAINED, "data": JudgedTitles, "rerank": RerankPhaseConfig, "loop": LoopConfig, "evaluation": Periodic}
+
+@dataclasses.dataclass(frozen=True)
+class Periodic(Checked):
+  """How many validation queries are scored while a model trains."""
+
+  periodic: Count = 50
+
+
+SECTIONS = {**TRAINED, "data": JudgedTitles, "rerank": RerankPhaseConfig, "loop": LoopConfig, "evaluation": Periodic}
 
 
 @dataclasses.dataclass
@@ -42,12 +60,13 @@ class Experiment:
   encoder: CrossEncoder
   data: dict[str, Judged]
   settings: RerankPhaseConfig
+  evaluation: Periodic
   loop: LoopConfig
 
   @cached_property
   def periodic(self) -> Judged:
     """The validation queries that are scored while it trains: some of them, evenly."""
-    valid, n = self.data["valid"], self.config["evaluation"]["periodic"]
+    valid, n = self.data["valid"], self.evaluation.periodic
     chosen = list(valid.queries)[:: max(len(valid.queries) // n, 1)][:n]
     return Judged(valid.documents, {q: valid.queries[q] for q in chosen}, {q: valid.qrels[q] for q in chosen})
 
@@ -96,27 +115,36 @@ class Remembered:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
-  config = read_config(config, CHECKED)
+  config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
   section = settings(RerankPhaseConfig, config["rerank"], "rerank")
-  data = read_parts(config["data"])
+  data = read_parts(settings(JudgedTitles, config["data"], "data"))
   encoder = load_text_encoder(config["init"])
   if not isinstance(encoder, BertEncoder):
     raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
   # rows that are longer hold nothing more, and there are no positions for them
   section = dataclasses.replace(section, tokens=min(section.tokens, encoder.max_tokens))
   start = CrossEncoder.from_encoder(encoder, jax.random.key(config["seed"]))
-  return Experiment(config, mesh, start, data, section, settings(LoopConfig, config["loop"], "loop"))
+  evaluation = settings(Periodic, config["evaluation"], "evaluation")
+  return Experiment(config, mesh, start, data, section, evaluation, settings(LoopConfig, config["loop"], "loop"))
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train, write the cross-encoder to `workdir/reranker`, and compare with BM25; `rerank.json` and `.csv`."""
+  """Train, write the cross-encoder to `workdir/reranker`, and compare with BM25; `rerank.json`, `.csv` and `.png`."""
+  return _report(experiment, workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Report like `run`, from the checkpoint of the last step."""
+  return _report(experiment, workdir, by_reading(workdir, {}))
+
+
+def _report(experiment: Experiment, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
   workdir, data = epath.Path(workdir), experiment.data
   experiment.encoder.check_folder(os.fspath(workdir / "reranker"))  # now, and not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
-    state = train(experiment.phase(), workdir, experiment.loop, {"config": experiment.config})
-    params = jax.device_get(state.params)
+    params = jax.device_get(take(experiment.phase()))
   experiment.encoder.save(os.fspath(workdir / "reranker"), params)
   reader = Remembered(experiment.reader(jax.device_put(params)))
   tried = {weight: experiment.rerank(data["valid"], reader, weight)["ndcg@10"].mean() for weight in WEIGHTS}
@@ -132,10 +160,9 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def value_names(experiment: Experiment) -> set[str]:
-  """Return the names of the numbers of the report that compare the retrievers."""
-  compared = ("bm25", "reranked", "blended")
-  metrics = {f"{name}.{metric}" for name in compared for metric in ("ndcg@10", "recall@10")}
-  return metrics | {f"{name}.ndcg@10_difference" for name in compared[1:]} | {"weight"}
+  """Return the names of the numbers that the report will have."""
+  compared = names_of_values(("bm25", "reranked", "blended"), "bm25")
+  return compared | {f"{part}.queries" for part in experiment.data} | {"weight"}
 
 
 def dry_run(experiment: Experiment) -> None:

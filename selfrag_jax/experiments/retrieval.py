@@ -1,20 +1,19 @@
 """Retrievers on judged queries: how well each ranks, how long a query takes, and how sure the differences are."""
 
-import csv
 import dataclasses
 import io
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 from tqdm import tqdm
 
-from selfrag_jax.checked import Count, Natural
+from selfrag_jax.checked import Checked, Count, Natural, Positive, Seed
 from selfrag_jax.encoders.cached import CorpusEncoder
-from selfrag_jax.experiments.sections import JudgedSplit
+from selfrag_jax.experiments import base
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import figures
@@ -24,10 +23,37 @@ from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import FUNCTION
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
-from selfrag_jax.settings import read_config
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.settings import read_config, settings
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
-CHECKED = {
+
+@dataclasses.dataclass(frozen=True)
+class JudgedSplit(Checked):
+  """One split of a judged collection, a folder in the layout of BEIR."""
+
+  path: str = ""
+  split: str = "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts(Checked):
+  """Shares of the titles of a collection."""
+
+  train: Positive = 0.5
+  valid: Positive = 0.1
+  test: Positive = 0.4
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedTitles(Checked):
+  """A judged collection whose titles are dealt to parts, by a seed."""
+
+  path: str = ""
+  parts: Parts = Parts()
+  seed: Seed = 0
+
+
+SECTIONS = {
   "data": JudgedSplit,
   "plugins": tuple,
   "retrievers": Mapping,
@@ -36,7 +62,8 @@ CHECKED = {
   "ks": tuple[Count, ...],
   "batch_size": Count,
 }
-AGAIN = 60  # seconds that asking a second time, for its time, may take
+KS = (1, 5, 10)
+TIMING_BUDGET_SECONDS = 60  # of asking all queries a second time, to measure how long a query takes
 
 
 @dataclasses.dataclass
@@ -54,7 +81,7 @@ class Scores(dict[str, np.ndarray]):
   ms_per_query: float = 0.0
 
 
-def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10), batch_size: int = 32) -> Scores:
+def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = KS, batch_size: int = 32) -> Scores:
   """Ask a retriever all queries and score its rankings.
 
   `ms_per_query` is the median over the batches; they are asked again for it if that takes no minute, since the first
@@ -73,7 +100,7 @@ def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10)
     return rankings
 
   rankings = ask()
-  if batch_size * sum(times) < AGAIN:
+  if batch_size * sum(times) < TIMING_BUDGET_SECONDS:
     ask()
   rows: list[dict[str, float]] = []
   for found, relevant in zip(rankings, data.qrels.values(), strict=True):
@@ -88,8 +115,9 @@ def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = (1, 5, 10)
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config, read the collection and make the retrievers. Raises ValueError with the fix."""
-  config = read_config(config, CHECKED)
-  if not config["data"]["path"]:
+  config = read_config(config, SECTIONS)
+  data = settings(JudgedSplit, config["data"], "data")
+  if not data.path:
     raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
   import_plugins(config["plugins"])
   if not config["retrievers"]:
@@ -103,21 +131,25 @@ def build(config: Mapping[str, Any]) -> Experiment:
       retrievers[name] = create(section.pop("type", name), **section)
     except TypeError as error:
       raise ValueError(f"config.retrievers.{name}: {error}") from None
-  data = read_beir(config["data"]["path"], config["data"]["split"])
+  judged = read_beir(data.path, data.split)
   if n := config["queries"]:
-    chosen = list(data.queries)[:n]
-    data = Judged(data.documents, {q: data.queries[q] for q in chosen}, {q: data.qrels[q] for q in chosen})
-  return Experiment(config, data, retrievers)
+    chosen = list(judged.queries)[:n]
+    judged = Judged(judged.documents, {q: judged.queries[q] for q in chosen}, {q: judged.qrels[q] for q in chosen})
+  return Experiment(config, judged, retrievers)
 
 
 def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
-  of_each = [f"recall@{k}" for k in experiment.config["ks"]]
-  of_each += ["ndcg@10", "mrr@10", "all_gold@10", "ms_per_query", "index_seconds"]
-  baseline = experiment.config["baseline"] or next(iter(experiment.retrievers))
-  compared = [name for name in experiment.retrievers if name != baseline]
-  found = {f"{name}.{value}" for name in experiment.retrievers for value in of_each}
-  return found | {f"{name}.ndcg@10_difference" for name in compared} | {"documents", "queries"}
+  names, ks = list(experiment.retrievers), experiment.config["ks"]
+  found = names_of_values(names, experiment.config["baseline"] or names[0], ks)
+  return found | {f"{name}.index_seconds" for name in names} | {"documents", "queries"}
+
+
+def names_of_values(names: Iterable[str], baseline: str, ks: Sequence[int] = KS) -> set[str]:
+  """Return the names of the numbers that `summarize` gives of retrievers."""
+  of_each = [*(f"recall@{k}" for k in ks), "ndcg@10", "mrr@10", "all_gold@10", "ms_per_query"]
+  found = {f"{name}.{value}" for name in names for value in of_each}
+  return found | {f"{name}.ndcg@10_difference" for name in names if name != baseline}
 
 
 def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
@@ -131,14 +163,14 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
     part.encoder = shared[name]
 
 
-def read_parts(section: Mapping[str, Any]) -> dict[str, Judged]:
+def read_parts(section: JudgedTitles) -> dict[str, Judged]:
   """Read a collection and split it by title, or by the files of `qrels/`. Raises ValueError with the fix."""
-  if not section["path"]:
+  if not section.path:
     raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
-  if not (epath.Path(section["path"]) / "qrels").is_dir():
-    return split_by_title(read_beir(section["path"]), section["parts"], section["seed"])
+  if not (epath.Path(section.path) / "qrels").is_dir():
+    return split_by_title(read_beir(section.path), vars(section.parts), section.seed)
   names = {"train": "train", "valid": "dev", "test": "test"}
-  return {part: read_beir(section["path"], name) for part, name in names.items()}
+  return {part: read_beir(section.path, name) for part, name in names.items()}
 
 
 def bm25_scores(data: Judged) -> Scores:
@@ -153,10 +185,19 @@ def sizes(parts: Mapping[str, Judged]) -> str:
   return ", ".join(f"{part} {len(d.queries):,} queries on {len(d.documents):,} documents" for part, d in parts.items())
 
 
-def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+def dry_run(experiment: Experiment) -> None:
+  """Print how large the collection is, the retrievers, and the first query."""
+  data = experiment.data
+  print(_size(data))
+  for name, retriever in experiment.retrievers.items():
+    print(f"{name}: {retriever.settings}")
+  print(f"first query: {next(iter(data.queries.values()))}")
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Index and ask with every retriever; write `retrieval.json`, `.csv` and `.png`."""
   workdir, data, config = epath.Path(workdir), experiment.data, experiment.config
-  print(f"{len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
+  print(_size(data), flush=True)
   scores, report = {}, {"documents": len(data.documents), "queries": len(data.queries), "config": config}
   share_encoders(experiment.retrievers.values(), data)
   for name, retriever in experiment.retrievers.items():
@@ -165,26 +206,31 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     report[f"{name}.index_seconds"] = round(time.perf_counter() - began, 3)
     scores[name] = score(retriever, data, config["ks"], config["batch_size"])
     print(f"{name}: {line(scores[name])}", file=sys.stderr, flush=True)
-  report = write_report(workdir, "retrieval", scores, report, config["baseline"])
-  figures.retrieval_bars(workdir, report, list(scores))
-  return report
+  return write_report(workdir, "retrieval", scores, report, config["baseline"])
+
+
+run = evaluate  # nothing is trained
+
+
+def _size(data: Judged) -> str:
+  return f"{len(data.documents):,} documents, {len(data.queries):,} queries"
 
 
 def write_report(
   workdir: epath.Path, name: str, scores: Mapping[str, Scores], facts: Mapping[str, Any], baseline: str = ""
 ) -> dict[str, Any]:
-  """Write `NAME.json`, the facts beside the summary, and `NAME.csv`; print the table and return the report.
+  """Write `NAME.json`, the facts beside the summary, `NAME.csv` and `NAME.png`; print the table, return the report.
 
   `NAME.npz` has the values of each query, as `RETRIEVER.metric`, for paired tests over several runs.
   `baseline`: the retriever that the others are compared with (empty: the first).
   """
   baseline = baseline or next(iter(scores))
   report = {**facts, **summarize(scores, baseline)}
-  write_bytes_atomic(workdir / f"{name}.csv", as_csv(scores).encode())
   arrays = {f"{retriever}.{metric}": values for retriever, found in scores.items() for metric, values in found.items()}
   np.savez(packed := io.BytesIO(), **arrays)  # type: ignore[arg-type]
   write_bytes_atomic(workdir / f"{name}.npz", packed.getvalue())
-  write_json(workdir / f"{name}.json", report)  # last: it says that all is there
+  figures.retrieval_bars(workdir / f"{name}.png", report, list(scores))
+  base.write_report(workdir, name, report, as_rows(scores))
   print(table(scores, report, baseline))
   return report
 
@@ -209,15 +255,12 @@ def line(scores: Scores) -> str:
   return f"{values}  {scores.ms_per_query:.2f} ms a query"
 
 
-def as_csv(scores: Mapping[str, Scores]) -> str:
-  """One line a retriever."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator="\n")
+def as_rows(scores: Mapping[str, Scores]) -> Iterator[list[Any]]:
+  """Yield the header and one row a retriever."""
   metrics = list(next(iter(scores.values())))
-  writer.writerow(["retriever", *metrics, "ms_per_query"])
+  yield ["retriever", *metrics, "ms_per_query"]
   for name, found in scores.items():
-    writer.writerow([name, *(f"{found[metric].mean():.6f}" for metric in metrics), f"{found.ms_per_query:.4f}"])
-  return out.getvalue()
+    yield [name, *(f"{found[metric].mean():.6f}" for metric in metrics), f"{found.ms_per_query:.4f}"]
 
 
 def table(scores: Mapping[str, Scores], report: Mapping[str, Any], baseline: str) -> str:

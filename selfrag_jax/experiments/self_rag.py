@@ -1,4 +1,4 @@
-"""The Self-RAG memory's three phases, from a config: pretrain, train with memory, train to recall from any position.
+"""The three phases of the Self-RAG memory: pretrain, train with memory, train to recall from any position.
 
 A config has the sections of the phases that it trains. `init` names the workdir of an earlier run: the phases after its
 last one are trained, from where that left the model.
@@ -6,7 +6,7 @@ last one are trained, from where that left the model.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -14,38 +14,74 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
+from selfrag_jax.checked import Checked, Count, Range, Seed
+from selfrag_jax.experiments.base import TRAINED, TakePhase, announce, by_reading, make_model, metadata, write_report
 from selfrag_jax.experiments.recall import measure, score
-from selfrag_jax.experiments.sections import TRAINED, FactsData, TextFiles
 from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.tasks.context_batch import FactData
+from selfrag_jax.tasks.context_batch import FactData, ListKind
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.text import TextData
 from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.text.registry import open_tokenizer
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
-from selfrag_jax.train.loop import LoopConfig, checkpoints, train
+from selfrag_jax.train.loop import LoopConfig, Phase, checkpoints, train
 from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class FactsData(Checked):
+  """Lists of facts, made as they are needed: contexts to remember, and `text` to pretrain on."""
+
+  name: str
+  text: tuple[ListKind, ...]  # the kinds of lists take turns
+  variant: str = "kv"
+  n_facts: Count = 128  # of a context
+  n_questions: Count = 16  # about it
+  seed: Seed = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles(Checked):
+  """Text files."""
+
+  name: str
+  path: str = ""
+  tokenizer: str = "byte"  # or a SentencePiece .model file, or a folder with the tokenizer.json of a byte-level BPE
+  row_tokens: Annotated[int, Range(2, 2**24)] = 256
+  n_chunks: Count = 16  # of a context to remember
+  chunk_tokens: Annotated[int, Range(4, 2**24)] = 32
+  seed: Seed = 0
+
 
 PHASES: dict[str, type] = {
   "pretrain": PretrainConfig,
   "memory": MemoryPhaseConfig,
   "position_recall": MemoryPhaseConfig,
 }
-CHECKED = {
+SECTIONS = {
   **TRAINED,
   "data": {"facts": FactsData, "text": TextFiles},
   "model": Mapping,
   "self_rag": SelfRAGConfig,
   "loop": LoopConfig,
 }
+UNUSED = ("self_rag.d_model", "self_rag.n_layers", "self_rag.n_heads")  # the model is the section `model`
+# how well a reader does on held-out contexts of facts, and of text
+FACT_SCORES, TEXT_SCORES = ("accuracy", "recall_at_1", "loss"), ("loss", "loss_given_gold", "loss_without")
+
+
+def sections(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the sections of a config, those of the phases that it has included."""
+  return SECTIONS | {name: cls for name, cls in PHASES.items() if name in config}
 
 
 @dataclasses.dataclass
@@ -67,12 +103,7 @@ class Experiment:
   @property
   def metadata(self) -> dict[str, Any]:
     """What a checkpoint says about itself."""
-    tokenizer = self.data.tokenizer
-    return {
-      "config": self.config,
-      "model": self.model.to_dict(),
-      "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
-    }
+    return metadata(self.config, self.model, self.data.tokenizer)
 
   def phase(self, name: str, params: Params | None) -> Pretrain | MemoryPhase:
     """Make a phase that starts from `params` (None: from scratch)."""
@@ -112,13 +143,10 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
-  config = read_config(config, CHECKED | {name: cls for name, cls in PHASES.items() if name in config})
+  config = read_config(config, sections(config))
   mesh = make_mesh(config["mesh"])
   data = _make_data(config["data"])
-  fields = {"vocab_size": data.tokenizer.vocab_size, **config["model"]}
-  if fields.get("dtype") == "auto":
-    fields["dtype"] = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
-  model = settings(ModelConfig, fields, "model")
+  model = make_model({"vocab_size": data.tokenizer.vocab_size, **config["model"]}, mesh)
   rag = settings(SelfRAGConfig, config["self_rag"], "self_rag")
   if data.chunk_tokens > rag.chunk_size:
     raise ValueError(f"chunks have up to {data.chunk_tokens} tokens, self_rag.chunk_size is {rag.chunk_size}")
@@ -145,10 +173,11 @@ def make_tokenizer(section: Mapping[str, Any]) -> Tokenizer:
 
 
 def _make_data(section: Mapping[str, Any]) -> FactData | TextData:
-  options = {key: value for key, value in section.items() if key != "name"}
+  made: Any = settings(SECTIONS["data"][section["name"]], section, "data")
+  options = {name: value for name, value in vars(made).items() if name != "name"}
   if section["name"] == "facts":
     return FactData(**options)
-  return TextData(**{**options, "tokenizer": make_tokenizer(section)})
+  return TextData(**{**options, "tokenizer": open_tokenizer(options["tokenizer"])})
 
 
 def last_phase(workdir: epath.PathLike) -> str | None:
@@ -174,6 +203,22 @@ def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, P
 
   Raises NotLearnedError where a phase ends below what its settings say that the next one needs.
   """
+
+  def take(phase: Phase, **origin: Any) -> Params:
+    name, config = phase.name, experiment.phases[phase.name]
+    state = train(phase, workdir, experiment.loop, {**experiment.metadata, **origin})
+    if config.needed_loss and (loss := phase.evaluate(state)["loss"]) > config.needed_loss:
+      raise NotLearnedError(
+        f"phase {name} ended after {config.steps} steps with a validation loss of {loss:.3f}, the next one needs "
+        f"{config.needed_loss:g} (config.{name}.needed_loss): run again with more config.{name}.steps, it goes on"
+      )
+    return state.params
+
+  return _policies(experiment, take)
+
+
+def _policies(experiment: Experiment, take: TakePhase) -> dict[str, Params]:
+  """Return the parameters after each phase, the one that the run starts from included."""
   policies: dict[str, Params] = {}
   params, origin = None, {}
   if experiment.start:
@@ -181,26 +226,51 @@ def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, P
     params, origin = experiment.start.params, {"origin": {"phase": phase, "workdir": experiment.config["init"]}}
     policies[phase] = params
   for name, config in experiment.phases.items():
-    metadata = {**experiment.metadata, **origin}
-    phase = experiment.phase(name, params)
-    state = train(phase, workdir, experiment.loop, metadata)
-    if config.needed_loss and (loss := phase.evaluate(state)["loss"]) > config.needed_loss:
-      raise NotLearnedError(
-        f"phase {name} ended after {config.steps} steps with a validation loss of {loss:.3f}, the next one needs "
-        f"{config.needed_loss:g} (config.{name}.needed_loss): run again with more config.{name}.steps, it goes on"
-      )
-    params = policies[name] = state.params
+    params = policies[name] = take(experiment.phase(name, params), **origin)
     origin = {"origin": {"phase": name, "steps": config.steps}}
   return policies
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train the phases and print how well the last one reads."""
-  print(f"{count_params(experiment.model)['total']:,} parameters, workdir {workdir}", flush=True)
+  """Train the phases, and print and return how well the last one reads."""
+  announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
     scores = experiment.validate(list(train_phases(experiment, workdir).values())[-1])
-  print("  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
+  print(_line(scores))
   return scores
+
+
+def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Score what each phase has left in the workdir on held-out contexts; write `self_rag.json` and `.csv`."""
+  announce(experiment.model, workdir)
+  with jax.set_mesh(experiment.mesh):
+    policies = _policies(experiment, by_reading(workdir, experiment.metadata))
+    scores = {name: experiment.validate(params) for name, params in policies.items()}
+  report = {**_facts(experiment), "scores": scores}
+  rows = [["phase", *_scored(experiment)], *([name, *of.values()] for name, of in scores.items())]
+  write_report(epath.Path(workdir), "self_rag", report, rows, experiment.config)
+  print(*(f"{name}: {_line(of)}" for name, of in scores.items()), sep="\n")
+  return report
+
+
+def value_names(experiment: Experiment) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  phases = [*([experiment.start.metadata["phase"]] if experiment.start else []), *experiment.phases]
+  scores = dict.fromkeys(phases, dict.fromkeys(_scored(experiment), 0.0))
+  return set(numbers({**_facts(experiment), "scores": scores}))
+
+
+def _facts(experiment: Experiment) -> dict[str, Any]:
+  config, parameters = experiment.config, count_params(experiment.model)["total"]
+  return {"data": config["data"]["name"], "seed": config["seed"], "parameters": parameters}
+
+
+def _scored(experiment: Experiment) -> tuple[str, ...]:
+  return TEXT_SCORES if isinstance(experiment.data, TextData) else FACT_SCORES
+
+
+def _line(scores: Mapping[str, float]) -> str:
+  return "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
 
 
 def dry_run(experiment: Experiment) -> None:

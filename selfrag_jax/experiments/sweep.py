@@ -1,46 +1,47 @@
 """Runs of several experiments, each by itself, and then medians and ranges over the seeds of a group."""
 
-import csv
 import io
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from selfrag_jax.experiments import position_recall, refrag, rerank
+from selfrag_jax.experiments.base import find, write_report
+from selfrag_jax.experiments.documents import FilesPath
 from selfrag_jax.experiments.self_rag import NotLearnedError
 from selfrag_jax.metrics.statistics import crossed_interval
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.train.loop import NonFiniteLossError
 from selfrag_jax.train.workdir import open_workdir
 
 
 class Kind(NamedTuple):
-  """An experiment whose runs are summarised: the file that a run writes last, and which of its numbers count.
+  """An experiment whose runs are summarised: its name, the file of its report, and which of its numbers count.
+
+  `evaluation_trains`: its report is that of `evaluate`, which trains what is missing; others end `run` with it.
 
   `shown` are those of the terminal and the figure. `paired`: pairs of arrays of the file beside the report, with a
   value for each question, whose difference has an interval over runs and questions together. `figure` draws the reports
   of a group into a file.
   """
 
-  module: ModuleType
+  name: str
   report: str
   numbers: re.Pattern[str]
   shown: tuple[str, ...]
   paired: tuple[tuple[str, str], ...] = ()
   figure: Callable[[epath.PathLike, Sequence[Mapping[str, Any]]], None] | None = None
+  evaluation_trains: bool = False
 
 
 KINDS = {
   "position_recall": Kind(
-    position_recall,
+    "position_recall",
     "position_recall.json",
     re.compile(
       r"conditions\.\w+\.(accuracy|worst|u|range_upper)|middle\.\d+\.difference|recall_at_1\.\w+"
@@ -50,12 +51,13 @@ KINDS = {
      "conditions.memory_1024.worst", "conditions.head_tail.accuracy", "conditions.full_hybrid.accuracy",
      "conditions.full_mamba.accuracy", "conditions.full_transformer.accuracy"),
     figure=figures.accuracy_over_depth_of_runs,
+    evaluation_trains=True,
   ),
   "refrag": Kind(
-    refrag, "report.json", re.compile(r"em\.\w+|wall_seconds"), ("em.refrag", "em.sft", "em.sft_gold", "em.oracle")
+    "refrag", "report.json", re.compile(r"em\.\w+|wall_seconds"), ("em.refrag", "em.sft", "em.sft_gold", "em.oracle")
   ),
   "rerank": Kind(
-    rerank,
+    "rerank",
     "rerank.json",
     re.compile(r"\w+\.(ndcg@10(_difference)?|recall@10)|weight"),
     ("bm25.ndcg@10", "reranked.ndcg@10", "blended.ndcg@10"),
@@ -65,13 +67,14 @@ KINDS = {
 
 
 class Run(NamedTuple):
-  """One run: its kind, and the experiment that its module has built."""
+  """One run: its kind, and the experiment that its config describes."""
 
   kind: Kind
   experiment: Any
 
 
 Groups = dict[str, dict[str, Run]]
+SECTIONS = {"data": FilesPath, "runs": Mapping}
 
 
 def build(config: Mapping[str, Any]) -> Groups:
@@ -85,7 +88,7 @@ def build(config: Mapping[str, Any]) -> Groups:
       if not run["data"].get("path", "-"):
         run = {**run, "data": {**run["data"], "path": config["data"]["path"]}}
       try:
-        groups.setdefault(group, {})[name] = Run(kind, kind.module.build(run))
+        groups.setdefault(group, {})[name] = Run(kind, find(kind.name).build(run))
       except ValueError as error:
         raise ValueError(f"config.runs.{group}.{name}: {error}") from error
   return groups
@@ -96,7 +99,7 @@ def value_names(experiment: Groups) -> set[str]:
   found = set()
   for group, runs in experiment.items():
     of_all = [
-      {name for name in kind.module.value_names(run) if kind.numbers.fullmatch(name)} for kind, run in runs.values()
+      {name for name in find(kind.name).value_names(run) if kind.numbers.fullmatch(name)} for kind, run in runs.values()
     ]
     found |= {
       f"{group}.values.{name}.{key}" for name in set.union(*of_all) for key in ("runs", "median", "low", "high")
@@ -107,7 +110,13 @@ def value_names(experiment: Groups) -> set[str]:
   return found
 
 
-def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
+def dry_run(experiment: Groups) -> None:
+  """Print the runs of each group; the dry run of their own config says what one takes."""
+  for group, runs in experiment.items():
+    print(f"{group}: {', '.join(runs)}")
+
+
+def evaluate(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
   """Run what has not been run; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
 
   A group whose kind has a figure gets that as `GROUP.png`.
@@ -123,14 +132,18 @@ def run(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
       if not (folder / kind.report).exists():
         print(f"run {number} of {total}: {group}/{name}", flush=True)
         try:
+          module = find(kind.name)
           with open_workdir(folder) as held:
-            kind.module.run(one, held)
+            (module.evaluate if kind.evaluation_trains else module.run)(one, held)
         except (NotLearnedError, NonFiniteLossError) as error:
           print(f"{group}/{name} ended: {error}", flush=True)
           reports[group][name] = str(error)
           continue
       reports[group][name] = _read(folder / kind.report, kind)
   return publish(workdir, reports, {group: next(iter(runs.values())).kind for group, runs in experiment.items()})
+
+
+run = evaluate  # its phases are those of its runs
 
 
 def read_done(workdir: epath.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, Kind]]:
@@ -153,8 +166,7 @@ def publish(
   """Write and print the summary of the reports of each group; a text in their place says why a run ended."""
   workdir = epath.Path(workdir)
   summary = {group: summarize(of, kinds[group]) for group, of in reports.items()}
-  write_json(workdir / "sweep.json", summary)
-  write_bytes_atomic(workdir / "sweep.csv", as_csv(summary).encode())
+  write_report(workdir, "sweep", summary, as_rows(summary))
   figures.runs_of_groups(workdir, summary)
   for group, of in reports.items():
     done = [report for report in of.values() if not isinstance(report, str)]
@@ -220,16 +232,12 @@ def _over_runs_and_questions(reports: Mapping[str, Mapping[str, Any]], kind: Kin
   return paired
 
 
-def as_csv(summary: Mapping[str, Any]) -> str:
-  """One line a group and number."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(["group", "number", "runs", "median", "low", "high"])
+def as_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
+  """Yield the header and one row a group and number."""
+  yield ["group", "number", "runs", "median", "low", "high"]
   for group, found in summary.items():
     for name, value in found["values"].items():
-      rest = (f"{value[key]:.4f}" for key in ("median", "low", "high"))
-      writer.writerow([group, name, value["runs"], *rest])
-  return out.getvalue()
+      yield [group, name, value["runs"], *(f"{value[key]:.4f}" for key in ("median", "low", "high"))]
 
 
 def table(summary: Mapping[str, Any]) -> str:

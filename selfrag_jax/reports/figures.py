@@ -238,8 +238,8 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
   _publish(figure, epath.Path(workdir) / "documents.png")
 
 
-def retrieval_bars(workdir: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
-  """Draw `retrieval.png`: nDCG@10 of each retriever with its interval, beside its time a query."""
+def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
+  """Draw nDCG@10 of each retriever with its interval, beside its time a query, into a file."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -262,8 +262,9 @@ def retrieval_bars(workdir: epath.PathLike, report: Mapping[str, Any], names: Se
   for row, time in zip(rows, times, strict=True):
     right.text(time * 1.1, row, f"{time:.2g}", va="center", fontsize=9)
   right.set(xscale="log", xlabel="ms a query", xlim=(min(times) / 3, max(times) * 4))
-  figure.suptitle(f"{report['documents']:,} documents, {report['queries']:,} queries")
-  _publish(figure, epath.Path(workdir) / "retrieval.png")
+  counts = {"documents": "documents", "queries": "queries", "test.queries": "test queries"}
+  figure.suptitle(", ".join(f"{report[key]:,} {what}" for key, what in counts.items() if key in report))
+  _publish(figure, epath.Path(path))
 
 
 def short(name: str) -> str:

@@ -1,29 +1,35 @@
-"""Gates of scripted evaluations: what a report must reach."""
+"""Gates of scripted evaluations: the bounds that values of a report must keep."""
 
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 MENTIONED = 20  # names, where none is close
+Flag = Literal["min", "max"]
 
 
 class Gate(NamedTuple):
-  """A value of a report, by its name, and the least that it may be."""
+  """A value of a report by its name, and its bound: the least (`min`) or the most (`max`) that it may be."""
 
+  flag: Flag
   name: str
-  least: float
+  bound: float
+
+  def holds(self, value: float) -> bool:
+    """Tell whether a value keeps the bound; NaN keeps none."""
+    return value >= self.bound if self.flag == "min" else value <= self.bound
 
 
-def parse_gate(text: str) -> Gate:
-  """Read `NAME=VALUE`. Raises ValueError."""
+def parse_gate(flag: Flag, text: str) -> Gate:
+  """Read the `NAME=VALUE` that a flag gives. Raises ValueError."""
   name, _, value = text.rpartition("=")
   try:
-    gate = Gate(name.strip(), float(value))
+    gate = Gate(flag, name.strip(), float(value))
   except ValueError:
-    gate = Gate("", math.nan)
-  if not gate.name or "=" in gate.name or not math.isfinite(gate.least):
-    raise ValueError(f"--min={text}: write NAME=VALUE with a number, such as bm25.ndcg@10=0.78")
+    gate = Gate(flag, "", math.nan)
+  if not gate.name or "=" in gate.name or not math.isfinite(gate.bound):
+    raise ValueError(f"--{flag}={text}: write NAME=VALUE with a number, such as bm25.ndcg@10=0.78")
   return gate
 
 
@@ -32,7 +38,7 @@ def check_names(gates: Iterable[Gate], names: Iterable[str]) -> None:
   names = sorted(names)
   for gate in gates:
     if gate.name not in names:
-      raise ValueError(f"--min: the report has no {gate.name}; {_suggestion(gate.name, names)}")
+      raise ValueError(f"--{gate.flag}: the report has no {gate.name}; {_suggestion(gate.name, names)}")
 
 
 def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -46,17 +52,21 @@ def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
   return found
 
 
-def value_of(report: Mapping[str, Any], name: str) -> float:
-  """Return a number of a report by its key, or by keys with dots between. Raises ValueError, with what there is."""
+def value_of(report: Mapping[str, Any], gate: Gate) -> float:
+  """Return the number that a gate names by its key, or by keys with dots between.
+
+  Raises ValueError, with what there is.
+  """
+  name = gate.name
   if name in (known := numbers(report)):
     return known[name]
   found: Any = report
   for key in [name] if name in report else name.split("."):
     if not isinstance(found, Mapping) or key not in found:
       names = sorted(map(str, found)) if isinstance(found, Mapping) else []
-      raise ValueError(f"--min: the report has no {name}; at {key!r} {_suggestion(key, names)}")
+      raise ValueError(f"--{gate.flag}: the report has no {name}; at {key!r} {_suggestion(key, names)}")
     found = found[key]
-  raise ValueError(f"--min: {name} is no number in the report")
+  raise ValueError(f"--{gate.flag}: {name} is no number in the report")
 
 
 def _suggestion(name: str, known: list[str]) -> str:
@@ -65,7 +75,8 @@ def _suggestion(name: str, known: list[str]) -> str:
   return f"did you mean {close[0]}?" if close else f"it has {', '.join(some) or 'a value'}"
 
 
-def missed(report: Mapping[str, Any], gates: list[Gate]) -> list[str]:
-  """Say of each gate that the report does not reach what it is."""
-  values = [(gate, value_of(report, gate.name)) for gate in gates]
-  return [f"{name} is {value:.6g}, not {least:g} or more" for (name, least), value in values if not value >= least]
+def missed(report: Mapping[str, Any], gates: Iterable[Gate]) -> list[str]:
+  """Return a sentence for each gate whose bound the report does not keep."""
+  values = [(gate, value_of(report, gate)) for gate in gates]
+  side = {"min": "more", "max": "less"}
+  return [f"{g.name} is {value:.6g}, not {g.bound:g} or {side[g.flag]}" for g, value in values if not g.holds(value)]

@@ -1,10 +1,12 @@
 """Inputs that continue a context which does not stand before them: what training with memory is fed with."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.ragged import kept_first, length_mask
 from selfrag_jax.tasks.facts import ASKABLE, Demand, Episodes, Facts
 from selfrag_jax.tasks.search_task import Indices
@@ -44,14 +46,15 @@ def of_facts(episodes: Episodes) -> ContextBatch:
   )
 
 
-class ListKind(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ListKind(Checked):
   """Lists of `n_facts`, of which the `last` are asked for (None: all), with names that are `alike` or not.
 
   `variant`: in the words of another variant of the facts.
   """
 
-  n_facts: int
-  last: int | None = None
+  n_facts: Count
+  last: Count | None = None
   alike: bool = False
   variant: str | None = None
 
@@ -92,8 +95,8 @@ class FactText:
   span) are mixed, models come to neglect the middle (arXiv 2510.10276).
   """
 
-  def __init__(self, variant: str, kinds: Sequence[Sequence[Any]], seed: int):
-    self._kinds = [ListKind(*kind) for kind in kinds]
+  def __init__(self, variant: str, kinds: Sequence[ListKind], seed: int):
+    self._kinds = kinds
     self._tasks = [Facts(kind.variant or variant, kind.n_facts, seed) for kind in self._kinds]
     longest = max(kind.n_facts for kind in self._kinds)
     self._side = [longest // kind.n_facts for kind in self._kinds]  # lists of a row
@@ -123,7 +126,7 @@ class FactText:
 class FactData:
   """What the phases of the Self-RAG memory read: lists of facts as text, and as contexts to remember."""
 
-  def __init__(self, variant: str, n_facts: int, n_questions: int, text: Sequence[Sequence[Any]], seed: int):
+  def __init__(self, variant: str, n_facts: int, n_questions: int, text: Sequence[ListKind], seed: int):
     self.task, self.n_questions = Facts(variant, n_facts, seed), n_questions
     self.rows = FactText(variant, text, seed).rows
     self.tokenizer = self.task.tokenizer

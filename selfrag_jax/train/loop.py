@@ -15,9 +15,10 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
-from selfrag_jax.train.checkpoint import Checkpointer, read_metadata
+from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
 from selfrag_jax.train.state import TrainState
 from selfrag_jax.train.telemetry import Telemetry
+from selfrag_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +177,25 @@ def _steps(
   raise RuntimeError(f"phase {phase.name} ran out of data before step {phase.total_steps}")
 
 
-def _check_resumed(
-  phase: Phase, before: Mapping[str, Any], now: Mapping[str, Any], step: int, folder: epath.Path
-) -> None:
-  """Say where the phase continues and what of the config has changed; raise ValueError if it cannot continue."""
+def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any]) -> Params:
+  """Read the parameters that a phase ended with, and change nothing on disk.
+
+  Raises ValueError for a phase that has not come to its last step, and for a checkpoint of another model or tokenizer.
+  """
+  folder = checkpoints(workdir, phase.name)
+  restored = load(folder, {"params": phase.abstract_state().params}) if folder.exists() else None
+  step = restored.metadata["data_position"] if restored else 0
+  if restored is None or step != phase.total_steps:
+    raise ValueError(
+      f"{folder} is at step {step}, config.{phase.name}.steps is {phase.total_steps}: train the phase to its end "
+      "first, with launch/train.py, or evaluate it with the config that it was trained with"
+    )
+  _check_same(restored.metadata, metadata, folder)
+  return restored.state["params"]
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: epath.Path) -> None:
+  """Raise ValueError for a checkpoint of another tokenizer or model, or of a phase that began from another one."""
   if before.get("tokenizer") != now.get("tokenizer"):
     raise ValueError(
       f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
@@ -192,6 +208,13 @@ def _check_resumed(
         for a, b in ((before, now), (now, before))
       )
       raise ValueError(f"{folder} was written with another {name} ({old}, this run has {new}): use another workdir")
+
+
+def _check_resumed(
+  phase: Phase, before: Mapping[str, Any], now: Mapping[str, Any], step: int, folder: epath.Path
+) -> None:
+  """Say where the phase continues and what of the config has changed; raise ValueError if it cannot continue."""
+  _check_same(before, now, folder)
   if step > phase.total_steps:
     raise ValueError(
       f"{folder} is already at step {step}, config.{phase.name}.steps is {phase.total_steps}: "

@@ -3,20 +3,21 @@
 import json
 
 import jax
+import jsonschema
 import numpy as np
 import pytest
 
 from selfrag_jax.experiments import documents
 from selfrag_jax.experiments.chat_model import ChatModel
-from selfrag_jax.experiments.documents import Experiment, build, conditions, make_answer, run
+from selfrag_jax.experiments.documents import DocumentsConfig, Experiment, build, conditions, evaluate, make_answer
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.metrics.answers import substring_match
 from selfrag_jax.model.lm import unstack
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
 from selfrag_jax.text.chat import CHATML, render_for_completion
-from selfrag_jax.train.settings import DocumentsConfig
 
 # a random model says random letters, some of which are right
 QUESTIONS = [
@@ -58,8 +59,9 @@ def test_the_memory_shows_what_is_like_the_question_wherever_it_stands(experimen
 
 
 def test_a_run_goes_on_with_what_is_missing(experiment, tmp_path, monkeypatch):
-  report = run(experiment, tmp_path)
+  report = evaluate(experiment, tmp_path)
   assert documents.value_names(experiment) == numbers(report).keys()
+  jsonschema.validate(json.loads(json.dumps(report)), read_schema("documents"))
   curves = report["files"]["kv"]
   assert curves.keys() == {"full_2", "full_4", "memory_2", "memory_4", "gold", "closed_book"}
   assert curves["full_4"]["positions"] == [0, 1, 2, 3]
@@ -71,13 +73,13 @@ def test_a_run_goes_on_with_what_is_missing(experiment, tmp_path, monkeypatch):
   (tmp_path / "documents.json").write_text(json.dumps(saved))
   measured, measure = [], documents.measure
   monkeypatch.setattr(documents, "measure", lambda *args: measured.append(args[3:]) or measure(*args))
-  again = run(experiment, tmp_path)
+  again = evaluate(experiment, tmp_path)
   assert measured == [(1, [0])]
   without_time = lambda curve: {key: value for key, value in curve.items() if key != "seconds"}
   assert without_time(again["files"]["kv"]["gold"]) == without_time(curves["gold"])
   experiment.config["model"] = "another"
   with pytest.raises(ValueError, match="was measured with another config; use another workdir"):
-    run(experiment, tmp_path)
+    evaluate(experiment, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_measurements_that_were_damaged_are_named(experiment, tmp_path, change, 
   begun = change if isinstance(change, bytes) else json.dumps({"config": experiment.config, **change}).encode()
   (tmp_path / "documents.json").write_bytes(begun)
   with pytest.raises(ValueError, match=message):
-    run(experiment, tmp_path)
+    evaluate(experiment, tmp_path)
   assert (tmp_path / "documents.json").read_bytes() == begun
 
 

@@ -5,15 +5,18 @@ import json
 
 import flax.linen as nn
 import jax
+import jsonschema
 import pytest
 
 from configs import memory, position_recall, pretrain
 from selfrag_jax.experiments import position_recall as recall_experiment
 from selfrag_jax.experiments import self_rag, sweep
-from selfrag_jax.experiments.position_recall import CONDITIONS, build, checks, run, table
+from selfrag_jax.experiments.position_recall import CONDITIONS, build, checks, evaluate, table
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.reports.page import write_page
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.train.load import load_model
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "mlp_dim": 16}
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
@@ -29,9 +32,9 @@ def tiny(get_config, variant="kv", **changes):
     if name in config:
       config[name].update(steps=2, batch_size=8, needed_loss=0.0)
   if variant == "kv":
-    config.data.update(n_facts=16, n_questions=2, text=((4,),))
+    config.data.update(n_facts=16, n_questions=2, text=({"n_facts": 4},))
   if "full_context" in config:
-    config.full_context.update(steps=2, batch_size=8, valid_rows=8, text=((4,), (8, 4)))
+    config.full_context.update(steps=2, batch_size=8, valid_rows=8, text=({"n_facts": 4}, {"n_facts": 8, "last": 4}))
     config.full_context.models = {"same": TINY, "other": {**TINY, "mlp_dim": 24}}
     config.evaluation.update(n_facts=(16, 32), questions=(4, 3), full_questions=(4, 2), depths=4)
   for section, values in changes.items():
@@ -42,7 +45,7 @@ def tiny(get_config, variant="kv", **changes):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("run")
-  return run(build(tiny(position_recall.get_config)), workdir), workdir
+  return evaluate(build(tiny(position_recall.get_config)), workdir), workdir
 
 
 def test_every_condition_is_reported_with_its_budget(report):
@@ -70,6 +73,7 @@ def test_every_condition_is_reported_with_its_budget(report):
 
 def test_the_names_of_all_numbers_are_known_before(report):
   said, _ = report
+  jsonschema.validate(json.loads(json.dumps(said)), read_schema("position_recall"))
   assert recall_experiment.value_names(build(tiny(position_recall.get_config))) == numbers(said).keys()
   kind = sweep.KINDS["position_recall"]
   groups = {"kv": {"one": sweep.Run(kind, build(tiny(position_recall.get_config)))}}
@@ -145,6 +149,26 @@ def test_a_phase_that_has_not_learned_ends_the_run_and_goes_on_with_more_steps(t
   assert self_rag.last_phase(tmp_path) == "memory"
 
 
+def test_the_phases_are_scored_from_their_checkpoints(report, tmp_path):
+  _, workdir = report
+  before = (workdir / "metrics.jsonl").read_text()
+  experiment = self_rag.build(tiny(position_recall.get_config))
+  scores = self_rag.evaluate(experiment, workdir)
+  assert (workdir / "metrics.jsonl").read_text() == before  # nothing was trained
+  saved = json.loads((workdir / "self_rag.json").read_text())
+  assert saved == json.loads(json.dumps(scores))
+  jsonschema.validate(saved, read_schema("self_rag"))
+  assert list(scores["scores"]) == ["pretrain", "memory", "position_recall"]
+  assert self_rag.value_names(experiment) == numbers(saved).keys()
+  loaded = load_model(workdir, "memory", tokenizer=experiment.data.tokenizer, mesh=experiment.mesh)
+  with jax.set_mesh(experiment.mesh):
+    assert scores["scores"]["memory"] == experiment.validate(loaded.params)
+  with (workdir / "self_rag.csv").open() as file:
+    assert [row["phase"] for row in csv.DictReader(file)] == list(scores["scores"])
+  with pytest.raises(ValueError, match=r"checkpoints/pretrain is at step 0, config\.pretrain\.steps is 2: train"):
+    self_rag.evaluate(experiment, tmp_path)
+
+
 def test_training_goes_on_where_another_run_ended(report, tmp_path):
   _, workdir = report
   with pytest.raises(ValueError, match="has gone through phase position_recall: nothing is left to train"):
@@ -171,6 +195,10 @@ def test_phases_read_text_files(tmp_path, capsys):
   assert "4 chunks such as" in said
   scores = self_rag.run(experiment, tmp_path / "run")
   assert scores.keys() == {"loss", "loss_given_gold", "loss_without"}
+  report = self_rag.evaluate(experiment, tmp_path / "run")
+  assert report["scores"]["memory"] == scores
+  jsonschema.validate(report, read_schema("self_rag"))
+  assert self_rag.value_names(experiment) == numbers(report).keys()
   with pytest.raises(ValueError, match="position_recall asks about facts"):
     build(tiny(position_recall.get_config, "text", data=data))
 

@@ -3,11 +3,13 @@
 import itertools
 import json
 
+import jsonschema
 import pytest
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.experiments import gradient_rag
 from selfrag_jax.reports.prompt_page import diff
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.tasks.programs import run_test
 from selfrag_jax.tasks.rulebook import ROLE, TOPIC_ROLE, Rulebook
 from selfrag_jax.textgrad.limits import BudgetError, EngineError
@@ -15,6 +17,7 @@ from selfrag_jax.textgrad.limits import BudgetError, EngineError
 
 def test_the_prompt_learns_and_the_page_shows_it(tmp_path, capsys, optimize):
   report = optimize(tmp_path / "run", 25)
+  jsonschema.validate(report, read_schema("gradient_rag"))
   assert report["test.initial"] == 0
   assert report["test.final"] > 0.9
   assert report["test.difference_interval"][0] > 0.8
@@ -149,6 +152,7 @@ def test_a_run_that_its_budget_ends_writes_report_and_texts(tmp_path, tokens, op
   with pytest.raises(BudgetError, match=r"budgeted are .*; the budget ended the run after \d+ of 25 steps; .*report"):
     optimize(run, 25, budget=budget)  # before the first step, in a step, in the test
   report = json.loads((run / "prompt_optimization.json").read_text())
+  jsonschema.validate(report, read_schema("gradient_rag"))
   assert f"{tokens:,}" in report["ended"]
   assert (run / "prompt.txt").read_text() == report["texts"][0]["final"] + "\n"
   assert tokens / 2 < report["account"]["prompt_tokens"] + report["account"]["completion_tokens"] < tokens + 20

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
@@ -41,10 +44,10 @@ def folder(tmp_path_factory):
   return path
 
 
-def launch(config, folder, workdir, *overrides, code=0):
+def launch(config, folder, workdir, *overrides, code=0, launcher="train"):
   ended = subprocess.run(
-    [sys.executable, ROOT / "launch" / "train.py", f"--config={ROOT / 'configs' / config}.py", f"--workdir={workdir}",
-     f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
+    [sys.executable, ROOT / "launch" / f"{launcher}.py", f"--config={ROOT / 'configs' / config}.py",
+     f"--workdir={workdir}", f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
     capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
   )  # fmt: skip
   assert ended.returncode == code, ended.stderr
@@ -80,15 +83,28 @@ def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   assert not (tmp_path / "encoder.json").exists()
   launch("encoder", folder, tmp_path, *small, "--config.loop.eval_every=6")
   report = json.loads((tmp_path / "encoder.json").read_text())
+  jsonschema.validate(report, read_schema("encoder"))
+  assert (tmp_path / "encoder.png").read_bytes().startswith(b"\x89PNG")
   assert report["trained.ndcg@10"] > report["before.ndcg@10"]
   assert report["train.queries"] + report["valid.queries"] + report["test.queries"] == 30
   assert report["test.queries"] == 12
   retriever = DenseRetriever(str(tmp_path / "encoder"))
   retriever.add_documents([Document(name, content=f"the code of {name} is in town 3") for name in NAMES])
   assert len(retriever.retrieve(f"where is {NAMES[3]}", 3)) == 3
+  rows = (tmp_path / "metrics.jsonl").read_text()
   again = launch("encoder", folder, tmp_path, *small)  # nothing is left to train
   assert "encoder 1/12" not in again.stderr
   assert json.loads((tmp_path / "encoder.json").read_text())["trained.ndcg@10"] == report["trained.ndcg@10"]
+  (tmp_path / "encoder.json").unlink()
+  gates = [f"--min=trained.ndcg@10={report['trained.ndcg@10']}", "--max=valid.queries=0"]
+  ended = launch("encoder", folder, tmp_path, *small, *gates, code=1, launcher="eval")
+  assert re.fullmatch(r"missed: valid\.queries is \d+, not 0 or less", ended.stderr.splitlines()[-1])
+  now = json.loads((tmp_path / "encoder.json").read_text())
+  timeless = lambda report: {key: value for key, value in report.items() if not key.endswith(".ms_per_query")}
+  assert timeless(now) == timeless(report)
+  assert (tmp_path / "metrics.jsonl").read_text() == rows
+  ended = launch("encoder", folder, tmp_path / "empty", *small, code=2, launcher="eval")
+  assert "checkpoints/encoder is at step 0, config.encoder.steps is 12: train the phase" in ended.stderr
 
 
 def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):
@@ -98,6 +114,7 @@ def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):
   launch("rerank", folder, tmp_path, *small, "--config.evaluation.periodic=2")
   report = json.loads((tmp_path / "rerank.json").read_text())
   assert 0 < report["weight"] <= 1
+  jsonschema.validate(report, read_schema("rerank"))
   for name in ("bm25", "reranked", "blended"):
     assert 0 <= report[f"{name}.ndcg@10"] <= 1
   retriever = RerankRetriever(

@@ -4,8 +4,10 @@ The policy is a Llama whose next token follows from its last one: it searches fo
 answers `Mulder`, or `Rhine` at times when it samples. So every figure of the report is known.
 """
 
+import csv
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.refrag import get_config
-from selfrag_jax.experiments.refrag import bm25, build, dry_run, load_policy, run
+from selfrag_jax.experiments import base
+from selfrag_jax.experiments.refrag import bm25, build, dry_run, evaluate, load_policy, run, value_names
 from selfrag_jax.memory.topk_numpy import search_numpy
+from selfrag_jax.reports.schema import read_schema
+from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.passages import INSTRUCTION
 from selfrag_jax.text.chat import document_body
 from selfrag_jax.text.tokenizer import BPETokenizer
@@ -200,6 +205,32 @@ def test_running_again_trains_no_more_and_reports_the_same(config, workdir):
   again = run(build(config), workdir)
   assert (workdir / "metrics.jsonl").read_text() == before
   assert again | {"wall_seconds": 0} == report | {"wall_seconds": 0}
+
+
+def test_an_evaluation_reads_the_checkpoints_and_reports_the_same(experiment, workdir, monkeypatch):
+  report = report_of(workdir)
+  jsonschema.validate(report, read_schema("refrag"))
+  assert value_names(experiment) == numbers(report).keys()
+  with (workdir / "report.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  assert [row["condition"] for row in rows] == list(LINES)
+  assert [float(row["em"]) for row in rows] == pytest.approx([report["em"][name] for name in LINES], abs=1e-4)
+  monkeypatch.setattr(base, "train", None)  # nothing is trained
+  files = {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")}
+  again = evaluate(experiment, workdir)
+  assert again | {"wall_seconds": 0} == report | {"wall_seconds": 0}
+  assert files == {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")}
+
+
+def test_an_evaluation_trains_nothing_and_says_what_is_missing(config, experiment, workdir, tmp_path):
+  with pytest.raises(ValueError, match=r"checkpoints/sft is at step 0, config\.sft\.steps is 2: train the phase"):
+    evaluate(experiment, tmp_path)
+  longer = build({**config, "sft": {**config["sft"], "steps": 3}})
+  with pytest.raises(ValueError, match=r"checkpoints/sft is at step 2, config\.sft\.steps is 3: train the phase"):
+    evaluate(longer, workdir)
+  other = build({**config, "model": {**config["model"], "norm_eps": 1e-4}})
+  with pytest.raises(ValueError, match=r"written with another model .*norm_eps.*: use another workdir"):
+    evaluate(other, workdir)
 
 
 def test_a_dry_run_shows_what_would_run(experiment, capsys):

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
 from selfrag_jax.encoders.base import FunctionEncoder
 from selfrag_jax.experiments import retrieval
 from selfrag_jax.metrics.retrieval import ndcg
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval import dense
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.beir import EXAMPLE, read_beir
@@ -52,7 +54,7 @@ def test_a_corpus_is_embedded_once_for_all_retrievers(tmp_path, monkeypatch):
   wanted = {name: retrieval.score(retriever, data)["ndcg@10"].mean() for name, retriever in alone.items()}
   asked.clear()
   config = {"ks": (1, 5, 10), "batch_size": 32, "baseline": ""}
-  report = retrieval.run(retrieval.Experiment(config, data, make()), tmp_path)
+  report = retrieval.evaluate(retrieval.Experiment(config, data, make()), tmp_path)
   corpus = {document.text for document in data.documents}
   assert sorted(text for text in asked if text in corpus) == sorted(corpus)
   assert {name: report[f"{name}.ndcg@10"] for name in wanted} == pytest.approx(wanted)
@@ -85,10 +87,18 @@ def test_differences_are_to_the_baseline(tmp_path):
 
 
 def test_the_command_writes_report_table_and_figure(tmp_path):
-  ended = launch(f"--data={EXAMPLE}", f"--workdir={tmp_path}", "--min=bm25.recall@10=0.5")
+  ended = launch(f"--data={EXAMPLE}", f"--workdir={tmp_path}", "--min=bm25.recall@10=0.5", "--max=bm25.recall@10=1")
   assert ended.returncode == 0, ended.stderr
   report = json.loads((tmp_path / "retrieval.json").read_text())
   assert (report["documents"], report["queries"]) == (254, 130)
+  schema = read_schema("retrieval")
+  jsonschema.validate(report, schema)
+  for key in ("documents", "queries", "config"):
+    with pytest.raises(jsonschema.ValidationError):
+      jsonschema.validate({name: value for name, value in report.items() if name != key}, schema)
+  for extra in ("bm25.ndcg", "bm25.config", "extra"):
+    with pytest.raises(jsonschema.ValidationError):
+      jsonschema.validate({**report, extra: 0.5}, schema)
   for name in ("bm25", "simple", "token_bag"):
     for metric in ("ndcg@10", "recall@1", "recall@5", "recall@10", "mrr@10", "all_gold@10", "ms_per_query"):
       assert isinstance(report[f"{name}.{metric}"], float)
@@ -101,12 +111,22 @@ def test_the_command_writes_report_table_and_figure(tmp_path):
   assert "bm25" in ended.stdout
 
 
+def test_a_dry_run_writes_nothing(tmp_path):
+  ended = launch(f"--data={EXAMPLE}", f"--workdir={tmp_path / 'run'}", "--dry_run")
+  assert ended.returncode == 0, ended.stderr
+  assert ended.stdout.startswith("254 documents, 130 queries\nbm25: ")
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
   ("arguments", "code", "message"),
   [
     ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm25.ndcg@10=1.01"], 1, "missed: bm25.ndcg@10 is"),
     ([f"--data={EXAMPLE}", "--config.queries=5", "--min=bm26.ndcg@10=1"], 2, "error: --min: the report has no bm26"),
     (["--min=x"], 2, "error: --min=x: write NAME=VALUE"),
+    ([f"--data={EXAMPLE}", "--config.queries=5", "--max=bm25.ndcg@10=0.01"], 1, "missed: bm25.ndcg@10 is"),
+    ([f"--data={EXAMPLE}", "--config.queries=5", "--max=bm26.ndcg@10=1"], 2, "error: --max: the report has no bm26"),
+    (["--max=x"], 2, "error: --max=x: write NAME=VALUE"),
     ([f"--data={EXAMPLE}", "--config.baseline=bm26"], 2, "config.baseline is 'bm26'; one of bm25, simple, token_bag"),
     ([], 2, "config.data.path is empty; give a BEIR folder"),
     (["--data=nowhere"], 2, "corpus.jsonl does not exist; a BEIR folder has"),

@@ -3,12 +3,14 @@
 import csv
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 
 from configs import headlines
 from selfrag_jax.experiments import position_recall, refrag, rerank, sweep
 from selfrag_jax.experiments.self_rag import NotLearnedError
+from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.facts import WORDINGS
 
@@ -43,7 +45,7 @@ def runs(tmp_path, monkeypatch):
     made.append(str(workdir.relative_to(tmp_path)))
     (workdir / "report.json").write_text(json.dumps(search_report(em)))
 
-  monkeypatch.setattr(position_recall, "run", run_recall)
+  monkeypatch.setattr(position_recall, "evaluate", run_recall)
   monkeypatch.setattr(refrag, "run", run_search)
   (tmp_path / "kv" / "seed0").mkdir(parents=True)
   (tmp_path / "kv" / "seed0" / "position_recall.json").write_text(json.dumps(recall_report(0, 0.95)))
@@ -57,7 +59,7 @@ def runs(tmp_path, monkeypatch):
 
 def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, tmp_path, capsys):
   groups, made = runs
-  summary = sweep.run(groups, tmp_path)
+  summary = sweep.evaluate(groups, tmp_path)
   assert made == ["kv/seed1", "kv/seed2", "kv/seed3", "hops/seed0", "hops/seed1", "hops/seed2"]
   kv, hops = summary["kv"], summary["hops"]
   assert (kv["runs"], kv["not_learned"], hops["runs"], hops["not_learned"]) == (3, 1, 3, 0)
@@ -81,8 +83,9 @@ def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, t
     assert (tmp_path / name).stat().st_size > 5_000
   assert not (tmp_path / "hops.png").exists()  # nothing is drawn over depth
   assert json.loads((tmp_path / "sweep.json").read_text()) == summary
+  jsonschema.validate(summary, read_schema("sweep"))
   made.clear()
-  assert sweep.run(groups, tmp_path) == summary
+  assert sweep.evaluate(groups, tmp_path) == summary
   assert made == ["kv/seed3"]  # it may have got more steps
 
 
@@ -90,7 +93,7 @@ def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, t
 def test_a_damaged_report_of_a_run_is_named(runs, tmp_path, content):
   (tmp_path / "kv" / "seed0" / "position_recall.json").write_bytes(content)
   with pytest.raises(ValueError, match=r"seed0/position_recall\.json"):
-    sweep.run(runs[0], tmp_path)
+    sweep.evaluate(runs[0], tmp_path)
 
 
 def test_runs_that_measure_different_things_are_summarised():
@@ -115,8 +118,8 @@ def test_rerankers_have_intervals_over_runs_and_questions(tmp_path, monkeypatch,
 
   monkeypatch.setattr(rerank, "run", run_rerank)
   groups = {"rerank": {f"seed{i}": sweep.Run(KINDS["rerank"], shift) for i, shift in enumerate((0.2, 0.4, 0.0))}}
-  pairs = sweep.run(groups, tmp_path)["rerank"]["paired"]
-  assert sweep.run(groups, tmp_path)["rerank"]["paired"] == pairs
+  pairs = sweep.evaluate(groups, tmp_path)["rerank"]["paired"]
+  assert sweep.evaluate(groups, tmp_path)["rerank"]["paired"] == pairs
   assert made == [0.2, 0.4, 0.0]
   assert pairs["blended.ndcg@10 - bm25.ndcg@10"]["interval"] == pytest.approx([0.1, 0.1])
   between = pairs["reranked.ndcg@10 - bm25.ndcg@10"]
@@ -129,10 +132,10 @@ def test_rerankers_have_intervals_over_runs_and_questions(tmp_path, monkeypatch,
   np.savez(tmp_path / "rerank" / "seed1" / "rerank.npz", **dict.fromkeys(KINDS["rerank"].paired[0], np.zeros(3)),
     **{"reranked.ndcg@10": np.zeros(3)})  # fmt: skip
   with pytest.raises(ValueError, match="seed0, seed1, seed2 were asked other questions than each other"):
-    sweep.run(groups, tmp_path)
+    sweep.evaluate(groups, tmp_path)
   (tmp_path / "rerank" / "seed1" / "rerank.npz").write_bytes(b"PK")
   with pytest.raises(ValueError, match=r"seed1/rerank\.json is no report of a run"):
-    sweep.run(groups, tmp_path)
+    sweep.evaluate(groups, tmp_path)
 
 
 def test_the_folder_of_files_is_that_of_all_runs_without_one(monkeypatch):

@@ -20,7 +20,7 @@ def workdir(tmp_path_factory):
   config = memory.get_config()
   config.model.update(d_model=16, n_layers=1, n_heads=2, block_pattern="T", mlp_dim=16)
   config.self_rag.top_k = 4
-  config.data.update(n_facts=16, n_questions=2, text=((4,),))
+  config.data.update(n_facts=16, n_questions=2, text=({"n_facts": 4},))
   config.pretrain.update(steps=2, batch_size=8, valid_rows=8, needed_loss=0.0)
   config.memory.update(steps=2, batch_size=8, needed_loss=0.0)
   self_rag.run(self_rag.build(config.to_dict()), folder)

@@ -98,6 +98,12 @@ def test_a_gate_that_cannot_be_read_is_not_a_gate_that_is_missed(gate):
   assert_one_line(run, 2, rf"--min={re.escape(gate)}: write NAME=VALUE")
 
 
+def test_a_traceback_of_an_evaluation_is_not_a_gate_that_is_missed():
+  run = launch("eval", "--config=configs/retrieval.py:words", "--min=foo", "--v=1")
+  assert "Traceback" in run.stderr
+  assert run.returncode == 2
+
+
 @pytest.fixture
 def collection(tmp_path):
   (folder := tmp_path / "data").mkdir()
@@ -114,6 +120,7 @@ def test_a_gate_of_no_value_is_named_before_the_work(tmp_path, collection):
   assert not (tmp_path / "run").exists()
   assert launch("eval", *flags, "--min=bm25.ndcg@10=1.5").returncode == 1
   assert launch("eval", *flags, "--min=bm25.ndcg@10=0.5").returncode == 0
+  assert launch("eval", *flags, "--max=bm25.ndcg@10=0.5").returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -184,3 +191,4 @@ def test_launchers_without_a_config_do_not_take_one(launcher, own):
   assert f"--{own}:" in run.stdout
   assert "--config:" not in run.stdout
   assert_one_line(launch(launcher, "--workdir=x"), 1, f"{launcher}\\.py has no flag --workdir")
+  assert_one_line(launch(launcher, "--dry_run"), 1, f"{launcher}\\.py has no flag --dry_run")

@@ -194,7 +194,8 @@ def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   ("launcher", "flags", "message"),
   [
     ("train", [], "which config? --config=configs/refrag.py, or another file of configs/"),
-    ("eval", ["--config=configs/refrag.py"], "config.experiment is 'refrag'; eval.py runs position_recall"),
+    ("eval", ["--config=configs/refrag.py", "--workdir=runs/nowhere", "--min=em.refragg=1"], "did you mean em.refrag?"),
+    ("optimize_prompt", ["--config=configs/refrag.py"], "config.experiment is 'refrag'; optimize_prompt.py runs"),
     ("eval", ["--config=configs/position_recall.py", "--data=x"], "--data: this config reads no files;"),
     (
       "eval",

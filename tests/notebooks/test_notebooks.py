@@ -14,7 +14,7 @@ few = {{"steps": 2, "batch_size": 2}}
 CHANGES = {{
   "model": small, "pretrain": {{**few, "valid_rows": 2, "needed_loss": 0.0}}, "memory": {{**few, "needed_loss": 0.0}},
   "position_recall": few,
-  "full_context": {{**few, "valid_rows": 2, "text": ((16,),), "models": {{"hybrid": small}}}},
+  "full_context": {{**few, "valid_rows": 2, "text": ({{"n_facts": 16}},), "models": {{"hybrid": small}}}},
   "evaluation": {{"n_facts": (64,), "questions": (2,), "full_questions": (2,), "depths": 4}},
 }}
 """

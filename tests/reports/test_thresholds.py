@@ -2,34 +2,44 @@
 
 import pytest
 
-from selfrag_jax.reports.thresholds import check_names, missed, parse_gate, value_of
+from selfrag_jax.reports.thresholds import Gate, check_names, missed, parse_gate, value_of
 
 REPORT = {"bm25.ndcg@10": 0.75, "conditions": {"memory": {"accuracy": 1.0}}, "name": "x", "lost": float("nan")}
 
 
 def test_gates_are_met_or_missed():
-  gates = [parse_gate(text) for text in ("bm25.ndcg@10=0.75", "conditions.memory.accuracy=0.9", "lost=0")]
+  gates = [parse_gate("min", text) for text in ("bm25.ndcg@10=0.75", "conditions.memory.accuracy=0.9", "lost=0")]
   assert missed(REPORT, gates) == ["lost is nan, not 0 or more"]
-  assert missed(REPORT, [parse_gate("bm25.ndcg@10=0.76")]) == ["bm25.ndcg@10 is 0.75, not 0.76 or more"]
+  assert missed(REPORT, [parse_gate("min", "bm25.ndcg@10=0.76")]) == ["bm25.ndcg@10 is 0.75, not 0.76 or more"]
+
+
+def test_a_bound_from_above_is_kept_or_missed():
+  gates = [parse_gate("max", text) for text in ("bm25.ndcg@10=0.75", "conditions.memory.accuracy=1.5", "lost=1")]
+  assert missed(REPORT, gates) == ["lost is nan, not 1 or less"]
+  assert missed(REPORT, [parse_gate("max", "bm25.ndcg@10=0.74")]) == ["bm25.ndcg@10 is 0.75, not 0.74 or less"]
+  both = [parse_gate("min", "bm25.ndcg@10=0.8"), parse_gate("max", "bm25.ndcg@10=0.7")]
+  assert len(missed(REPORT, both)) == 2
 
 
 def test_keys_with_dots_are_names_too():
   report = {"files": {"a.b": {"n": 3}}, "x.y": 1}
-  assert value_of(report, "files.a.b.n") == 3
-  assert value_of(report, "x.y") == 1
+  assert value_of(report, Gate("min", "files.a.b.n", 0)) == 3
+  assert value_of(report, Gate("min", "x.y", 0)) == 1
 
 
 def test_of_many_names_some_are_mentioned():
   with pytest.raises(ValueError, match=r"it has value0, .*, and 80 more$"):
-    check_names([parse_gate("quartz=1")], [f"value{i}" for i in range(100)])
+    check_names([parse_gate("min", "quartz=1")], [f"value{i}" for i in range(100)])
 
 
 def test_a_name_that_no_report_will_have_is_refused_with_the_closest():
-  check_names([parse_gate("bm25.ndcg@10=1")], REPORT)
-  with pytest.raises(ValueError, match=r"the report has no bm25\.ndgc@10; did you mean bm25\.ndcg@10\?"):
-    check_names([parse_gate("bm25.ndgc@10=1")], REPORT)
+  for flag in ("min", "max"):
+    check_names([parse_gate(flag, "bm25.ndcg@10=1")], REPORT)
+    with pytest.raises(ValueError, match=rf"--{flag}: the report has no bm25\.ndgc@10; did you mean bm25\.ndcg@10\?"):
+      check_names([parse_gate(flag, "bm25.ndgc@10=1")], REPORT)
 
 
+@pytest.mark.parametrize("flag", ["min", "max"])
 @pytest.mark.parametrize(
   ("gate", "message"),
   [
@@ -49,6 +59,6 @@ def test_a_name_that_no_report_will_have_is_refused_with_the_closest():
     ("name=1", "name is no number"),
   ],
 )
-def test_what_cannot_be_compared_is_an_error(gate, message):
-  with pytest.raises(ValueError, match=message):
-    missed(REPORT, [parse_gate(gate)])
+def test_what_cannot_be_compared_is_an_error(flag, gate, message):
+  with pytest.raises(ValueError, match=rf"^--{flag}.*{message}"):
+    missed(REPORT, [parse_gate(flag, gate)])

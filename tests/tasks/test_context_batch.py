@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.context_batch import FactData, FactText, fact_text, of_facts
+from selfrag_jax.tasks.context_batch import FactData, FactText, ListKind, fact_text, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, FIRST, HEX, WORDINGS, Facts
 
 
@@ -54,7 +54,7 @@ def test_text_says_the_facts_and_then_asks(variant):
 
 
 def test_a_list_may_be_in_the_words_of_another_variant():
-  text = FactText("conflict", ((8,), (8, None, False, "sentence")), seed=0)
+  text = FactText("conflict", (ListKind(8), ListKind(8, variant="sentence")), seed=0)
   own, other = text.rows("train", range(2))["mask"].sum(axis=1)
   assert (own, other) == (3, 8 * 3)  # "Baker? amber" of each
   said = Facts("conflict").tokenizer.decode(text.rows("train", [1])["tokens"][0])
@@ -63,7 +63,7 @@ def test_a_list_may_be_in_the_words_of_another_variant():
 
 @pytest.mark.parametrize("variant", ["kv", "paraphrase", "needle"])
 def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
-  data = FactData(variant, 32, 1, ((4,), (8,), (16,)), seed=0)
+  data = FactData(variant, 32, 1, (ListKind(4), ListKind(8), ListKind(16)), seed=0)
   rows = data.rows("train", range(2, 14))
   assert rows["tokens"].shape == rows["mask"].shape == rows["segment_ids"].shape
   assert [row.max() for row in rows["segment_ids"]] == [1, 4, 2] * 4
@@ -78,7 +78,7 @@ def test_rows_of_text_hold_short_and_long_lists_in_turn(variant):
 
 def test_recent_facts_are_asked_for_more_often():
   for variant in ("kv", "needle"):
-    data = FactData(variant, 32, 4 if variant == "kv" else 1, ((4,),), seed=0)
+    data = FactData(variant, 32, 4 if variant == "kv" else 1, (ListKind(4),), seed=0)
     asked = {name: data.contexts("train", range(200), name).gold[..., 0].reshape(-1) for name in ("even", "recent")}
     assert abs(np.mean(asked["even"] >= 24) - 0.25) < 0.06
     assert abs(np.mean(asked["recent"] >= 24) - (1 - 0.75**3)) < 0.08
@@ -87,7 +87,7 @@ def test_recent_facts_are_asked_for_more_often():
 
 @pytest.mark.parametrize("variant", ["kv", "needle"])
 def test_a_running_span_asks_for_what_was_read_last(variant):
-  text = FactText(variant, ((4,), (16,), (16, 4)), seed=0)
+  text = FactText(variant, (ListKind(4), ListKind(16), ListKind(16, last=4)), seed=0)
   rows = text.rows("train", range(30))
   task = Facts(variant, 16)
   for kind, asked in ((1, 16), (2, 4)):
@@ -114,5 +114,5 @@ def test_names_that_are_alike_share_words():
     shared[alike] = words.any(axis=-1).sum(axis=2).mean() - 1
   assert shared[False] < 1
   assert shared[True] > 4
-  rows = FactText("kv", ((16, None, True),), seed=0).rows("train", [3])
+  rows = FactText("kv", (ListKind(16, alike=True),), seed=0).rows("train", [3])
   assert rows["tokens"][0, : 16 * 4].tolist() == task.lists("train", [3], 16, alike=True).facts[0].reshape(-1).tolist()

@@ -1,0 +1,111 @@
+"""The protocol of experiments, and what they have in common: the model, the phases, the report."""
+
+import csv
+import importlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from etils import epath
+from jax.sharding import Mesh
+
+from selfrag_jax.checked import MeshShape, Seed
+from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.settings import settings
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.text.tokenizer import Tokenizer
+from selfrag_jax.train.loop import LoopConfig, Phase, read_ended, train
+from selfrag_jax.typing import Params
+
+NAMES = (
+  "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "gradient_rag", "sweep",
+)  # fmt: skip
+TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshShape, "init": str}  # what every config that trains says
+
+
+class ExperimentModule(Protocol):
+  """What each file of an experiment has. `experiment` is what its own `build` returned."""
+
+  def build(self, config: Mapping[str, Any], /) -> Any:
+    """Check a config (nested dicts) and build what it describes; ValueError, with the fix, where it does not fit."""
+    ...
+
+  def dry_run(self, experiment: Any, /) -> None:
+    """Print what would run; train and write nothing."""
+    ...
+
+  def run(self, experiment: Any, workdir: epath.PathLike, /) -> Any:
+    """Train the phases, each from its newest checkpoint. An experiment without phases makes its report."""
+    ...
+
+  def evaluate(self, experiment: Any, workdir: epath.PathLike, /) -> dict[str, Any]:
+    """Measure what is in the workdir, write the report there and return it."""
+    ...
+
+  def value_names(self, experiment: Any, /) -> set[str]:
+    """Return the names of the numbers that the report will have."""
+    ...
+
+
+def find(name: str) -> ExperimentModule:
+  """Return the module of an experiment. Raises ValueError for an unknown one."""
+  if name not in NAMES:
+    raise ValueError(f"config.experiment is {name!r}; one of {', '.join(NAMES)}")
+  return cast(ExperimentModule, importlib.import_module(f"selfrag_jax.experiments.{name}"))
+
+
+def make_model(fields: Mapping[str, Any], mesh: Mesh) -> ModelConfig:
+  """Describe a model. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs."""
+  if fields.get("dtype") == "auto":
+    fields = {**fields, "dtype": "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"}
+  return settings(ModelConfig, fields, "model")
+
+
+def metadata(config: Mapping[str, Any], model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+  """Return what the checkpoint of a language model says about itself."""
+  return {
+    "config": config,
+    "model": model.to_dict(),
+    "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
+  }
+
+
+def announce(model: ModelConfig, workdir: epath.PathLike) -> None:
+  """Print how large the model is, and where its run goes."""
+  pattern = model.to_dict()["block_pattern"]
+  print(f"{count_params(model)['total']:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
+
+
+class TakePhase(Protocol):
+  """A function that returns the parameters that a phase ends with; `origin` tells what the phase began from."""
+
+  def __call__(self, phase: Phase, **origin: Any) -> Params: ...
+
+
+def by_training(workdir: epath.PathLike, loop: LoopConfig, metadata: Mapping[str, Any]) -> TakePhase:
+  """Return the function that trains a phase to its end, from its newest checkpoint."""
+  return lambda phase, **origin: train(phase, workdir, loop, {**metadata, **origin}).params
+
+
+def by_reading(workdir: epath.PathLike, metadata: Mapping[str, Any]) -> TakePhase:
+  """Return the function that reads a phase that has been trained. It raises ValueError for one that has not."""
+  return lambda phase, **origin: read_ended(phase, workdir, {**metadata, **origin})
+
+
+def write_report(
+  workdir: epath.Path,
+  name: str,
+  report: Mapping[str, Any],
+  rows: Iterable[Sequence[Any]],
+  config: Mapping[str, Any] | None = None,
+) -> None:
+  """Write `NAME.csv` from its rows, the first of them the header, and `NAME.json`; `config.json` where one is given.
+
+  The report is written last: it says that the others are there.
+  """
+  out = io.StringIO()
+  csv.writer(out, lineterminator="\n").writerows(rows)
+  write_bytes_atomic(workdir / f"{name}.csv", out.getvalue().encode())
+  if config is not None:
+    write_json(workdir / "config.json", config)
+  write_json(workdir / f"{name}.json", report)
