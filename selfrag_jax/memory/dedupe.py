@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.memory.backends import Backend
 from selfrag_jax.memory.scoring import cosine
 from selfrag_jax.memory.table import Table
 
@@ -15,7 +14,6 @@ CANDIDATES = 4  # chunks that are near enough are asked for, where a field must 
 
 def near_duplicates(
   table: Table,
-  backend: Backend,
   rows: np.ndarray,
   records: Sequence[Mapping[str, Any]],
   superseded: AbstractSet[str],
@@ -34,14 +32,14 @@ def near_duplicates(
   is_keyed = np.array([record["key"] is not None for record in records])
   allowed = _staying(table, len(rows), superseded)
   k = 1 if within is None else CANDIDATES
-  old = backend.search(table, rows, k, allowed=allowed, bias=None, metric="cosine")
+  old = table.index.search(rows, k, allowed=allowed)
   same_as: list[str | None] = [None] * len(rows)
   for i in np.flatnonzero(~is_keyed):
     near = [table.ids[slot] for slot, score in zip(old.slots[i], old.scores[i], strict=True) if score >= threshold]
     same_as[i] = next((id for id in near if value_of(table.records[id]) == values[i]), None)
     if same_as[i] is None and within is not None and len(near) == k:  # one that agrees may come behind them
-      fitting = table.fitting({within: values[i]}) & (table.valid if allowed is None else allowed)
-      best = backend.search(table, rows[i : i + 1], 1, allowed=fitting, bias=None, metric="cosine")
+      fitting = table.fitting({within: values[i]}) & (True if allowed is None else allowed)
+      best = table.index.search(rows[i : i + 1], 1, allowed=fitting)
       same_as[i] = table.ids[int(best.slots[0, 0])] if best.scores[0, 0] >= threshold else None
   is_old = np.array([same is not None for same in same_as])
   for value in dict.fromkeys(values):
@@ -57,11 +55,11 @@ def _staying(table: Table, n: int, superseded: AbstractSet[str]) -> np.ndarray |
 
   What goes with this very change is repeated by nobody: superseded chunks, and the oldest if room is needed.
   """
-  room = len(table.valid) - n
+  room = len(table.index.valid) - n
   if not superseded and len(table.slots) <= room:
     return None
   stay = [slot for chunk_id, slot in table.slots.items() if chunk_id not in superseded]
-  allowed = np.zeros_like(table.valid)
+  allowed = np.zeros_like(table.index.valid)
   allowed[stay[max(len(stay) - room, 0) :]] = True
   return allowed
 

@@ -1,7 +1,10 @@
 """The memory as a pure ring buffer: fixed shapes, so filling it never recompiles, and every function can be donated to.
 
 Slots are physical rows 0..C-1. A write takes consecutive slots from the cursor and overwrites the oldest rows first.
+Rows without a cursor can be searched and set, not written: the host's index, which has a free list, gives such.
 """
+
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +17,8 @@ from selfrag_jax.typing import Array, ArrayLike
 
 
 @struct.dataclass
-class MemoryState:
-  """Rows of the memory and the position of the ring. A row means something only where `valid`."""
+class MemoryRows:
+  """What a search reads. A row means something only where `valid`."""
 
   embeddings: Array  # [C, D] f32 | bf16 | int8
   scales: Array  # f32[C], what an int8 row is multiplied by; ones for float rows
@@ -24,12 +27,27 @@ class MemoryState:
   group_ids: Array  # int32[C]
   tokens: Array  # int32[C, X], the chunk's token ids; X may be 0
   lengths: Array  # int32[C], how many of the X tokens are real
+
+
+@struct.dataclass
+class MemoryState(MemoryRows):
+  """Rows and the position of the ring."""
+
   cursor: Array  # int32[], the next slot
   written: Array  # int32[], rows ever written
 
 
+Rows = TypeVar("Rows", bound=MemoryRows)
+
+
 def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DTypeLike = jnp.float32) -> MemoryState:
-  """Make an empty memory of `max_chunks` rows.
+  """Make an empty memory of `max_chunks` rows, as `init_rows` does, with the ring at its first slot."""
+  rows = init_rows(max_chunks, d_model, chunk_tokens=chunk_tokens, dtype=dtype)
+  return MemoryState(**vars(rows), cursor=jnp.zeros((), jnp.int32), written=jnp.zeros((), jnp.int32))
+
+
+def init_rows(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DTypeLike = jnp.float32) -> MemoryRows:
+  """Make `max_chunks` empty rows.
 
   `dtype` is the storage: a float type, or int8 with one scale per row (a quarter of the bytes). `chunk_tokens` is the
   number of token ids kept beside each row. Raises ValueError for sizes below 1 and for other dtypes.
@@ -41,7 +59,7 @@ def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: 
   if dtype != jnp.int8 and not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(f"memory dtype {jnp.dtype(dtype).name} is not supported; use float32, bfloat16 or int8")
   score_dtype = jnp.promote_types(dtype, jnp.float32)
-  return MemoryState(
+  return MemoryRows(
     embeddings=jnp.zeros((max_chunks, d_model), dtype),
     scales=jnp.ones(max_chunks, score_dtype),
     norms=jnp.zeros(max_chunks, score_dtype),
@@ -49,8 +67,6 @@ def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: 
     group_ids=jnp.zeros(max_chunks, jnp.int32),
     tokens=jnp.zeros((max_chunks, chunk_tokens), jnp.int32),
     lengths=jnp.zeros(max_chunks, jnp.int32),
-    cursor=jnp.zeros((), jnp.int32),
-    written=jnp.zeros((), jnp.int32),
   )
 
 
@@ -85,7 +101,7 @@ def write(
 
 
 def put(
-  state: MemoryState,
+  state: Rows,
   slots: ArrayLike,
   embeddings: ArrayLike,
   *,
@@ -93,7 +109,7 @@ def put(
   group_ids: ArrayLike | None = None,
   tokens: ArrayLike | None = None,
   lengths: ArrayLike | None = None,
-) -> MemoryState:
+) -> Rows:
   """Set the given slots, wherever the ring stands, and return the new memory.
 
   slots int32[B], each at most once, those outside 0..C-1 are ignored; valid bool[B] (all); the rest is as in `write`.
@@ -128,7 +144,7 @@ def put(
   )
 
 
-def delete(state: MemoryState, mask: ArrayLike) -> MemoryState:
+def delete(state: Rows, mask: ArrayLike) -> Rows:
   """Forget the slots where `mask` bool[C]; they are written again when the ring comes round.
 
   Raises ValueError when the mask has another shape.
@@ -138,12 +154,12 @@ def delete(state: MemoryState, mask: ArrayLike) -> MemoryState:
   return state.replace(valid=state.valid & ~jnp.asarray(mask, bool))
 
 
-def clear(state: MemoryState) -> MemoryState:
+def clear(state: Rows) -> Rows:
   """Return the memory as `init_memory` made it: same shapes, dtypes and sharding, nothing of the old rows left."""
   return jax.tree.map(jnp.zeros_like, state).replace(scales=jnp.ones_like(state.scales))
 
 
-def partition_specs(state: MemoryState, axis: str | tuple[str, ...] = "data") -> MemoryState:
+def partition_specs(state: Rows, axis: str | tuple[str, ...] = "data") -> Rows:
   """Return the PartitionSpec of each field: rows split contiguously over `axis`, the ring's position replicated."""
   return jax.tree.map(lambda field: P(axis) if field.ndim else P(), state)
 

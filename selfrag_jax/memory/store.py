@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfrag_jax.memory.backends import DeviceBackend, ScannBackend, make_backend
-from selfrag_jax.memory.contents import Contents, StoreLock
+from selfrag_jax.memory.backends import make_backend
+from selfrag_jax.memory.backends.device import DeviceBackend
+from selfrag_jax.memory.backends.scann import ScannBackend
+from selfrag_jax.memory.contents import Contents
 from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.filters import Where
+from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
 from selfrag_jax.memory.records import Chunk, Recency, check_metadata, check_rows, check_score, make_records, token_rows
-from selfrag_jax.memory.scoring import Metric, SearchResult, check_k
+from selfrag_jax.memory.scoring import Metric, check_k
+from selfrag_jax.memory.store_lock import StoreLock
 from selfrag_jax.memory.table import Change, Table
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
-  from selfrag_jax.memory.state import MemoryState
+  from selfrag_jax.memory.state import MemoryRows
 
 
 SETTINGS = ("d_model", "max_chunks", "chunk_size", "metric")
@@ -76,9 +80,10 @@ class MemoryStore(Contents):
     check_score("dedupe_threshold", dedupe_threshold)
     if metric not in ("cosine", "dot"):
       raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot'")
-    self._table = Table(max_chunks, d_model, chunk_size)
-    self._settings = {**self._table.sizes, "metric": metric}
-    self._backend = make_backend(backend, dtype, mesh)
+    index = VectorIndex(max_chunks, d_model, chunk_size, backend=make_backend(backend, dtype, mesh))
+    (C, D), X = index.embeddings.shape, index.tokens.shape[1]
+    self._settings = {"d_model": D, "max_chunks": C, "chunk_size": X, "metric": metric}
+    self._table = Table(index)
     self._encoder, self._min_score, self._dedupe = encoder, min_score, (dedupe_threshold, dedupe_within)
     self._lock = StoreLock()
     self._journal: Journal | None = None
@@ -186,7 +191,7 @@ class MemoryStore(Contents):
       rows = self._embed(texts) if embeddings is None else check_rows(embeddings, len(texts), self._settings["d_model"])
       superseded |= {self._table.keys[record["key"]] for record in records if record["key"] in self._table.keys}
       newest = {record["key"]: i for i, record in enumerate(records)}
-      same_as = near_duplicates(self._table, self._backend, rows, records, superseded, *self._dedupe)
+      same_as = near_duplicates(self._table, rows, records, superseded, *self._dedupe)
       kept = [
         i
         for i, record in enumerate(records)
@@ -223,7 +228,7 @@ class MemoryStore(Contents):
       elif is_new_text:
         rows = self._embed([text])
       else:
-        rows = self._table.embeddings[[self._table.slots[id]]]
+        rows = self._table.vectors([id])
       kept_tokens = [] if is_new_text else old.token_ids
       given = {} if metadata is None else check_metadata(metadata, f"chunk {id!r}")
       merged = {**old.metadata, "timestamp": time.time(), **given}
@@ -278,11 +283,14 @@ class MemoryStore(Contents):
     with self._lock:
       is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
       vectors = self._embed(queries) if is_text else check_rows(queries, None, self._settings["d_model"])
-      found = self._search(vectors, k, where, recency)
+      table, metric = self._table, self._settings["metric"]
+      allowed = None if where is None else table.fitting(where)
+      bias = table.bonus(recency) if recency is not None and len(vectors) else None
+      found = table.index.search(vectors, k, allowed=allowed, bias=bias, metric=metric)
       least = self._min_score if min_score is None else min_score
       return [
         [
-          self._table.chunk(self._table.ids[slot], score)
+          table.chunk(table.ids[slot], score)
           for score, slot in zip(scores, slots, strict=True)
           if slot >= 0 and (least is None or score >= least)
         ]
@@ -294,16 +302,21 @@ class MemoryStore(Contents):
 
     Raises what building it raised.
     """
-    if isinstance(self._backend, ScannBackend):
+    index = self._table.index
+    if isinstance(index.backend, ScannBackend):
       with self._lock:
-        self._backend.update(self._table, self._settings["metric"], wait=True)
+        index.backend.update(index, self._settings["metric"], wait=True)
 
-  def state(self) -> "MemoryState":
-    """Return the memory on the devices, for compiled search; the next change to the store may donate its buffers."""
-    if not isinstance(self._backend, DeviceBackend):
+  def state(self) -> "MemoryRows":
+    """Return the rows on the devices, for compiled search; the next change to the store may donate their buffers.
+
+    They have no cursor, so `memory.state.write` does not take them: where the next row goes, the store alone knows.
+    """
+    index = self._table.index
+    if not isinstance(index.backend, DeviceBackend):
       raise ValueError("this backend keeps nothing on the devices; make the store with backend='exact' or 'approx'")
     with self._lock:
-      return self._backend.state(self._table)
+      return index.backend.rows(index)
 
   def save(self, path: str | None = None, *, overwrite: bool = False) -> None:
     """Write a snapshot: to the store's own folder, which empties its log, or as a copy to another folder.
@@ -354,13 +367,6 @@ class MemoryStore(Contents):
     if self._encoder is None:
       raise ValueError("this store has no encoder: give embeddings, or make the store with encoder=")
     return check_rows(self._encoder(texts), len(texts), self._settings["d_model"])
-
-  def _search(self, queries: np.ndarray, k: int, where: Where | None, recency: Recency | None) -> SearchResult:
-    allowed = None if where is None else self._table.fitting(where)
-    if not self._table.records or not len(queries):
-      return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
-    bias = None if recency is None else self._table.bonus(recency)
-    return self._backend.search(self._table, queries, k, allowed=allowed, bias=bias, metric=self._settings["metric"])
 
   def _commit(
     self,

@@ -1,24 +1,23 @@
-"""The contents of a store: arrays of fixed size by slot, records by id, and the one function that changes them.
+"""A table of chunks over an index of their vectors: records by id and by key, and the one function that changes them.
 
 It is a state machine: the same changes in the same order give the same contents, slots included, whether they are made
 by a running store or read from its log.
 """
 
-import collections
-import heapq
 import json
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from selfrag_jax.memory.filters import Where, check_where, predicate
+from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.records import DEEPEST, Chunk, Recency
 
 FIELDS = {"id": str, "text": str, "key": (str, type(None)), "count": int, "metadata": dict}  # of a record
-MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
+COLUMNS = ("embeddings", "tokens", "lengths")  # of the index, as files have them
 
 
 class Change(NamedTuple):
@@ -29,51 +28,25 @@ class Change(NamedTuple):
 
 
 class Table:
-  """Chunks by slot and by id. A row of the arrays means something only where `valid`.
+  """Chunks by id and by slot of the index. The dicts have the oldest chunk first."""
 
-  A new chunk takes the lowest free slot, or that of the oldest chunk. `changed` collects the slots touched, for whoever
-  keeps a copy of the arrays; they clear it.
-  """
-
-  def __init__(self, max_chunks: int, d_model: int, chunk_size: int):
-    """Raises ValueError for sizes that are no whole numbers, too small, or more than there is memory for."""
-    sizes = {"d_model": (d_model, 1), "max_chunks": (max_chunks, 1), "chunk_size": (chunk_size, 0)}
-    for name, (value, least) in sizes.items():
-      if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MOST:
-        raise ValueError(f"{name} = {value!r} must be a whole number from {least} to {MOST}")
-    self.sizes = {name: int(value) for name, (value, _) in sizes.items()}
-    try:
-      self.embeddings = np.zeros((max_chunks, d_model), np.float32)
-      self.norms = np.zeros(max_chunks, np.float32)
-      self.tokens = np.zeros((max_chunks, chunk_size), np.int32)
-      self.lengths = np.zeros(max_chunks, np.int32)
-      self.valid = np.zeros(max_chunks, bool)
-    except (MemoryError, ValueError):
-      gib = int(max_chunks) * (int(d_model) + int(chunk_size)) * 4 >> 30
-      raise ValueError(
-        f"max_chunks = {max_chunks} chunks of d_model = {d_model} and chunk_size = {chunk_size} take {gib:,} GiB, "
-        "more than there is; make the store smaller"
-      ) from None
-    self.slots: collections.OrderedDict[str, int] = collections.OrderedDict()  # id -> slot, oldest first
+  def __init__(self, index: VectorIndex):
+    self.index = index
+    self.slots: dict[str, int] = {}  # id -> slot
     self.ids: dict[int, str] = {}  # slot -> id
     self.records: dict[str, dict[str, Any]] = {}
     self.keys: dict[str, str] = {}  # key -> id
     self.added = 0  # chunks ever added
-    self.changed: set[int] = set()
-    self._free: list[int] = []  # a heap of slots below `_unused`
-    self._unused = 0
 
   def apply(self, change: Change) -> None:
     """Make a change."""
-    for chunk_id in change.header["remove"]:
-      self._remove(chunk_id)
-    for i, record in enumerate(change.header["add"]):
-      if len(self.slots) == len(self.valid):
-        self._remove(next(iter(self.slots)))
-      slot = self._take()
-      for name in ("embeddings", "tokens", "lengths"):
-        getattr(self, name)[slot] = change.arrays[name][i]
-      self._put(record, slot)
+    self.index.delete([self._remove(chunk_id) for chunk_id in change.header["remove"]])
+    if records := change.header["add"]:
+      slots = self.index.add(*(change.arrays[name] for name in COLUMNS))
+      for record, slot in zip(records, slots, strict=True):
+        if slot in self.ids:  # of the oldest chunk, which a full index has given up
+          self._remove(self.ids[slot])
+        self._put(record, slot)
     for chunk_id, more in change.header["count"].items():
       if chunk_id in self.records:  # else it was the oldest chunk of a full store, and had to go just now
         self.records[chunk_id]["count"] += more
@@ -81,7 +54,7 @@ class Table:
 
   def check(self, records: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError unless these are records with arrays as `contents` and a log of this table have them."""
-    (C, D), X, n = self.embeddings.shape, self.tokens.shape[1], len(records)
+    (C, D), X, n = self.index.embeddings.shape, self.index.tokens.shape[1], len(records)
     for record in records:
       if not (isinstance(record, dict) and record.keys() == FIELDS.keys()):
         raise ValueError(f"a chunk has no {', '.join(FIELDS)}, but {record!r:.80}")
@@ -98,65 +71,56 @@ class Table:
   def chunk(self, chunk_id: str, score: float | None = None) -> Chunk:
     """Return a chunk that shares no memory with the table."""
     record, slot = self.records[chunk_id], self.slots[chunk_id]
-    tokens = self.tokens[slot, : self.lengths[slot]].copy()
+    tokens = self.index.tokens[slot, : self.index.lengths[slot]].copy()
     return Chunk(**_copied(record), token_ids=tokens, score=score)
+
+  def vectors(self, ids: Iterable[str]) -> np.ndarray:
+    """Return the embeddings of chunks, f32[N, D]."""
+    return self.index.embeddings[[self.slots[i] for i in ids]]
 
   def fitting(self, where: Where) -> np.ndarray:
     """Return bool[C]: the slots of the chunks whose metadata fits. Raises ValueError like `check_where`."""
     check_where(where, (record["metadata"] for record in self.records.values()))
-    mask, fits = np.zeros_like(self.valid), predicate(where)
+    mask, fits = np.zeros_like(self.index.valid), predicate(where)
     mask[[self.slots[i] for i, record in self.records.items() if fits(record["metadata"])]] = True
     return mask
 
   def bonus(self, recency: Recency) -> np.ndarray:
     """Return f32[C]: what recency adds to the score of each slot."""
-    bias = np.zeros(len(self.valid), np.float32)
+    bias = np.zeros(len(self.index.valid), np.float32)
     bias[[self.slots[i] for i in self.records]] = recency.bonus(record["metadata"] for record in self.records.values())
     return bias
 
   def contents(self) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     """Return the records, oldest first, and the arrays that `restore` takes."""
     slots = np.array(list(self.slots.values()), np.int32)
-    arrays = {name: getattr(self, name)[slots] for name in ("embeddings", "tokens", "lengths")}
+    arrays = {name: getattr(self.index, name)[slots] for name in COLUMNS}
     return [self.records[chunk_id] for chunk_id in self.slots], {"slots": slots, **arrays}
 
   def restore(self, records: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], added: int) -> None:
     """Fill an empty table with `contents`, every chunk in the slot that it had."""
     self.check(records, arrays)
-    slots = arrays["slots"]
-    for name in ("embeddings", "tokens", "lengths"):
-      getattr(self, name)[slots] = arrays[name]
-    for record, slot in zip(records, slots.tolist(), strict=True):
+    slots = arrays["slots"].tolist()
+    self.index.restore(slots, *(arrays[name] for name in COLUMNS))
+    for record, slot in zip(records, slots, strict=True):
       self._put(record, slot)
     self.added = operator.index(added)
-    self._unused = int(slots.max(initial=-1)) + 1
-    self._free = np.flatnonzero(~self.valid[: self._unused]).tolist()
 
   def _put(self, record: Mapping[str, Any], slot: int) -> None:
     chunk_id, key = record["id"], record["key"]
     if chunk_id in self.records or slot in self.ids or key in self.keys:  # only a file that was tampered with has these
       raise ValueError(f"the id, the slot or the key of chunk {chunk_id!r} is another chunk's")
-    self.norms[slot] = np.linalg.norm(self.embeddings[slot])
-    self.valid[slot] = True
     self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _named(record)
     if key is not None:
       self.keys[key] = chunk_id
-    self.changed.add(slot)
 
-  def _remove(self, chunk_id: str) -> None:
+  def _remove(self, chunk_id: str) -> int:
+    """Forget a chunk, and return the slot that it had."""
     slot, record = self.slots.pop(chunk_id), self.records.pop(chunk_id)
     del self.ids[slot]
     if record["key"] is not None:
       del self.keys[record["key"]]
-    self.valid[slot] = False
-    self.changed.add(slot)
-    heapq.heappush(self._free, slot)
-
-  def _take(self) -> int:
-    if self._free:
-      return heapq.heappop(self._free)
-    self._unused += 1
-    return self._unused - 1
+    return slot
 
 
 def _named(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:

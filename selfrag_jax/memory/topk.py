@@ -25,7 +25,7 @@ from selfrag_jax.memory.scoring import (
   pad,
   validate_search,
 )
-from selfrag_jax.memory.state import MemoryState, dequantize, partition_specs, quantize
+from selfrag_jax.memory.state import MemoryRows, dequantize, partition_specs, quantize
 from selfrag_jax.typing import Array, ArrayLike
 
 Method = Literal["exact", "approx"]
@@ -35,7 +35,7 @@ LARGEST = 1 << 26  # numbers in the candidates of the queries that are searched 
 
 
 def search(
-  state: MemoryState,
+  state: MemoryRows,
   queries: ArrayLike,
   k: int,
   *,

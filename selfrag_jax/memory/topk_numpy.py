@@ -8,12 +8,12 @@ import numpy as np
 from selfrag_jax.memory.scoring import Metric, SearchResult, cosine, mask_scores, ordered_dot, pad, validate_search
 
 if TYPE_CHECKING:  # importing them imports JAX
-  from selfrag_jax.memory.state import MemoryState
+  from selfrag_jax.memory.state import MemoryRows
   from selfrag_jax.typing import ArrayLike
 
 
 def search_numpy(
-  state: "MemoryState | Mapping[str, Any]",
+  state: "MemoryRows | Mapping[str, Any]",
   queries: "ArrayLike",
   k: int,
   *,
@@ -23,7 +23,7 @@ def search_numpy(
 ) -> SearchResult:
   """Do what `topk.search` does, in numpy: score every row with `ordered_dot`, sort.
 
-  `state` is a MemoryState or a mapping with `embeddings` [C, D] and, if they are needed, `scales`, `valid` and
+  `state` is `MemoryRows` or a mapping with `embeddings` [C, D] and, if they are needed, `scales`, `valid` and
   `group_ids` [C]. Runs no JAX operation.
   """
   fields = state if isinstance(state, Mapping) else vars(state)

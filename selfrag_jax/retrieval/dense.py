@@ -10,9 +10,8 @@ from selfrag_jax.encoders.base import MINILM, Encoder, TextFunction, as_encoder
 from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
+from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.records import check_rows
-from selfrag_jax.memory.table import Change, Table
-from selfrag_jax.ragged import power_of_two
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
 
@@ -24,7 +23,7 @@ GIVE_AGAIN = (
 )
 PROBED = 16  # documents that tell whether a function is the one that embedded them
 SAME = 0.05  # of a vector's length: how far one in another precision may be from it
-SMALLEST = 1024  # rows of a table; it grows by doubling, so that few programs are compiled
+SMALLEST = 1024  # rows of an index; it grows by doubling, so that few programs are compiled
 
 
 @register("dense")
@@ -50,7 +49,10 @@ class DenseRetriever(BaseRetriever):
     if encoder is not None and not callable(encoder):
       raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
     self._given = None if encoder is None else as_encoder(encoder)
-    self._table, self._constants = None, {}
+    self._constants = {}
+    self._index: VectorIndex | None = None  # until the width of the vectors is known
+    self._slots: dict[str, int] = {}  # id of a document -> slot of the index
+    self._ids: dict[int, str] = {}  # and back
     self._terms: set[int] | None = None  # of all documents, when they are needed
 
   @property
@@ -76,13 +78,13 @@ class DenseRetriever(BaseRetriever):
   @property
   def vectors(self) -> np.ndarray:
     """The embeddings of the documents in their order, f32 [N, D]."""
-    if self._table is None:
+    if self._index is None:
       return np.zeros((0, 0), np.float32)
-    return self._table.embeddings[[self._table.slots[id] for id in self._documents]]
+    return self._index.embeddings[[self._slots[id] for id in self._documents]]
 
   def _add(self, documents: Sequence[Document]) -> None:
     texts = [document.text for document in documents]
-    if self._table is None and not self.encoder.constants:
+    if self._index is None and not self.encoder.constants:
       self.encoder.fit(texts)
     self._add_embedded([document.id for document in documents], self._embed(texts))
 
@@ -92,34 +94,32 @@ class DenseRetriever(BaseRetriever):
 
   def _add_embedded(self, ids: Sequence[str], vectors: np.ndarray) -> None:
     self._terms = None
-    held = 0 if self._table is None else len(self._table.slots)
-    if self._table is None or held + len(ids) > len(self._table.valid):
-      old, size = self._table, max(SMALLEST, power_of_two(held + len(ids)))
-      self._table, self._backend = Table(size, vectors.shape[1], 0), make_backend(self.settings["backend"])
-      if old is not None:
-        self._table.restore(*old.contents(), added=held)
-    n = len(ids)
-    arrays = {"embeddings": vectors, "tokens": np.zeros((n, 0), np.int32), "lengths": np.zeros(n, np.int32)}
-    bare = {"text": "", "key": None, "count": 1, "metadata": {}}  # texts and metadata are the documents'
-    records = [{"id": id, **bare} for id in ids]
-    self._table.apply(Change({"remove": [], "add": records, "count": {}, "added": held + n}, arrays))
+    if self._index is None:
+      self._index = VectorIndex(SMALLEST, vectors.shape[1], backend=make_backend(self.settings["backend"]))
+    self._index.reserve(len(ids))
+    slots = self._index.add(vectors)
+    self._slots.update(zip(ids, slots, strict=True))
+    self._ids.update(zip(slots, ids, strict=True))
 
   def _delete(self, ids: Sequence[str]) -> None:
-    assert self._table is not None  # there are documents
+    assert self._index is not None  # there are documents
     self._terms = None
-    self._table.apply(Change({"remove": list(ids), "add": [], "count": {}, "added": self._table.added}, {}))
+    slots = [self._slots.pop(id) for id in ids]
+    for slot in slots:
+      del self._ids[slot]
+    self._index.delete(slots)
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
-    table = self._table
-    assert table is not None
+    index = self._index
+    assert index is not None
     allowed = None
     if where is not None:
-      allowed = self._allowed([table.ids.get(slot) for slot in range(len(table.valid))], where)
-    found = self._backend.search(table, self._embed(queries), top_k, allowed=allowed, bias=None, metric="cosine")
+      allowed = self._allowed([self._ids.get(slot) for slot in range(len(index.valid))], where)
+    found = index.search(self._embed(queries), top_k, allowed=allowed)
     slots, scores = np.asarray(found.slots), np.asarray(found.scores)
     slots = np.where(np.array([self._has_terms_of(query) for query in queries])[:, None], slots, -1)
     return Hits(
-      [[table.ids[slot] for slot in row if slot >= 0] for row in slots.tolist()],
+      [[self._ids[slot] for slot in row if slot >= 0] for row in slots.tolist()],
       [values[row >= 0].tolist() for row, values in zip(slots, scores, strict=True)],
     )
 
@@ -133,7 +133,7 @@ class DenseRetriever(BaseRetriever):
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
     vectors = as_rows(self.encoder(texts), len(texts))
-    return vectors if self._table is None else check_rows(vectors, len(texts), self._table.embeddings.shape[1])
+    return vectors if self._index is None else check_rows(vectors, len(texts), self._index.embeddings.shape[1])
 
   def changed(self, sample: int = PROBED) -> list[str]:
     """Return the ids of documents, of as many, that the encoder embeds otherwise than it did when they were added.

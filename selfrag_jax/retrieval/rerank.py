@@ -11,6 +11,7 @@ import numpy as np
 
 from selfrag_jax.encoders.base import MINILM, Encoder, TextFunction
 from selfrag_jax.encoders.load import load_encoder
+from selfrag_jax.memory.diversity import diverse_order
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
@@ -41,15 +42,9 @@ class MMR:
       self._encoder = load_encoder(self._name)
     rows = as_rows(self._encoder([query, *(document.text for document in documents)]), 1 + len(documents))
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    relevance, similarity = rows[1:] @ rows[0], rows[1:] @ rows[1:].T
-    scores, nearest = np.zeros(len(documents), np.float32), np.zeros(len(documents), np.float32)
-    left = np.ones(len(documents), bool)
-    for chosen in range(len(documents)):
-      marginal = self._tradeoff * relevance - (1 - self._tradeoff) * nearest
-      best = int(np.argmax(np.where(left, marginal, -np.inf)))
-      scores[best], left[best] = 1 - chosen / len(documents), False
-      # cosines may be negative: what is chosen first is the first bound
-      nearest = similarity[best] if not chosen else np.maximum(nearest, similarity[best])
+    relevance, redundancy = self._tradeoff * (rows[1:] @ rows[0]), (1 - self._tradeoff) * (rows[1:] @ rows[1:].T)
+    scores = np.zeros(len(documents), np.float32)
+    scores[diverse_order(relevance, redundancy, len(documents))] = 1 - np.arange(len(documents)) / len(documents)
     return scores
 
 

@@ -117,6 +117,9 @@ class PublishedFolder:
     data = root / f"data-{manifest['generation']}"
     if pickles := [file for file in (*root.iterdir(), *data.rglob("*")) if file.suffix in PICKLES]:
       raise FolderError(f"{pickles[0]} is a pickle, which can run code when it is read; delete it")
+    for name in manifest["files"]:
+      if not (data / name).resolve().is_relative_to(data.resolve()):
+        raise DamagedError(f"{data / name} is a link to a file outside of {data}; build {folder} again")
     if damage := first_damage(data, manifest["files"]):
       path, exists = damage
       problem = "is not what was written: its hash differs" if exists else "is missing"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.memory.diversity import diverse_order
 from selfrag_jax.textgrad.gradient_store import GradientStore, PastCritique
 from selfrag_jax.textgrad.limits import Content, estimate_tokens
 
@@ -86,14 +87,9 @@ def merge(ranked: Sequence[PastCritique], config: RagConfig) -> list[PastCritiqu
   alike = vectors @ vectors.T
   if config.merge == "cluster":
     return _representatives(ranked, alike, config.same)
-  relevance = np.array([c.similarity for c in ranked])
-  order, redundancy = [0], alike[0].copy()
-  while len(order) < min(len(ranked), config.k):
-    gain = (1 - config.diversity) * relevance - config.diversity * redundancy
-    gain[order] = -np.inf
-    order.append(int(gain.argmax()))
-    redundancy = np.maximum(redundancy, alike[order[-1]])
-  return [ranked[i] for i in order]
+  relevance = (1 - config.diversity) * np.array([c.similarity for c in ranked])
+  relevance[0] = np.inf  # the best of the first sample leads, whatever else there is
+  return [ranked[i] for i in diverse_order(relevance, config.diversity * alike, config.k)]
 
 
 def _representatives(ranked: Sequence[PastCritique], alike: np.ndarray, same: float) -> list[PastCritique]:

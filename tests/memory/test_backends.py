@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.memory import backends
-from selfrag_jax.memory.backends import ScannBackend
+from selfrag_jax.memory.backends import device, scann
+from selfrag_jax.memory.backends.scann import ScannBackend
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.memory.topk_numpy import search_numpy
 
@@ -24,7 +24,7 @@ def clusters(n, seed, D=32):
 
 def recall(store, queries, k=10, **options):
   table = store._table
-  valid = {"embeddings": table.embeddings, "valid": table.valid}
+  valid = {"embeddings": table.index.embeddings, "valid": table.index.valid}
   exact = search_numpy(valid, queries, k, metric=store._settings["metric"]).slots
   found = store.search_batched(queries, k, **options)
   hits = [len({table.slots[c.id] for c in row} & set(slots.tolist())) for row, slots in zip(found, exact, strict=True)]
@@ -34,17 +34,17 @@ def recall(store, queries, k=10, **options):
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
 def test_scann_follows_the_store(metric, monkeypatch):
   store = MemoryStore(32, 6000, chunk_size=0, backend="scann", metric=metric)
-  backend = store._backend = ScannBackend(smallest=1000)
+  backend = store._table.index.backend = ScannBackend(smallest=1000)
   queries = clusters(40, seed=5)
   rows = clusters(3000, seed=1)
   store.add_many(["t"] * 999, rows[:999])
   store.wait_for_index()
-  assert backend._searcher is None  # too small
+  assert backend._built is None  # too small
   assert recall(store, queries) == 1
   store.add_many(["t"] * 2001, rows[999:])
   assert recall(store, queries) == 1  # exact while the index is being built
   store.wait_for_index()
-  built = backend._searcher
+  built = backend._built
   assert built is not None
   assert recall(store, queries) >= 0.9
   assert all(len({chunk.id for chunk in row}) == 60 for row in store.search_batched(queries, 60))
@@ -52,7 +52,7 @@ def test_scann_follows_the_store(metric, monkeypatch):
   # what came later is found before there is a new index
   new = store.add_many(["new"] * 50, 3 * queries.repeat(2, 0)[:50])
   assert all(row[0].id in new for row in store.search_batched(queries[:25], 1))
-  assert backend._searcher is built
+  assert backend._built is built
   # what is gone is not found, and does not starve the rest
   store.delete(new)
   for _ in range(3):
@@ -71,16 +71,16 @@ def test_scann_follows_the_store(metric, monkeypatch):
   store.add_many(["t"] * 400, clusters(400, seed=8))
   store.search(queries[0])
   store.wait_for_index()
-  assert backend._searcher is not built
+  assert backend._built is not built
   assert recall(store, queries) >= 0.9
 
   def fail(_):
     raise MemoryError("no room for the index")
 
-  before = backend._searcher
-  monkeypatch.setattr(backends, "_build_scann", fail)
+  before = backend._built
+  monkeypatch.setattr(scann, "_build_scann", fail)
   store.add_many(["t"] * 800, clusters(800, seed=9))
-  backend.update(store._table, metric)
+  backend.update(store._table.index, metric)
   with pytest.raises(MemoryError, match="no room"):
     store.wait_for_index()
   store.add_many(["t"] * 800, clusters(800, seed=10))
@@ -88,14 +88,14 @@ def test_scann_follows_the_store(metric, monkeypatch):
     assert recall(store, queries) >= 0.9
     time.sleep(0.01)
   assert backend._build is None
-  assert backend._searcher is before
+  assert backend._built is before
 
 
 def test_an_update_that_fails_half_way_is_made_again(monkeypatch):
   store = MemoryStore(4, 3000, chunk_size=0)
   rows = np.random.default_rng(0).standard_normal((2500, 4)).astype(np.float32)
   store.add_many(["t"] * 2500, rows)
-  programs, calls = backends._programs(), []
+  programs, calls = device._programs(), []
 
   def put(*args, **fields):
     calls.append(args)
@@ -104,7 +104,7 @@ def test_an_update_that_fails_half_way_is_made_again(monkeypatch):
     return programs.put(*args, **fields)
 
   with monkeypatch.context() as patch:
-    patch.setattr(backends, "_programs", lambda: types.SimpleNamespace(put=put, search=programs.search))
+    patch.setattr(device, "_programs", lambda: types.SimpleNamespace(put=put, search=programs.search))
     with pytest.raises(KeyboardInterrupt):
       store.search(rows[0])
   assert store.search(rows[2400], 1)[0].id == "2400"

@@ -169,7 +169,7 @@ def test_the_numpy_backend_prunes_as_the_exact_search_would(metric):
   store.delete(ids[3:50:4])
   queries = np.concatenate([vectors(50, seed=4), rows[[7, 200]], np.zeros((1, D), np.float32)])
   table = store._table
-  oracle = search_numpy({"embeddings": table.embeddings, "valid": table.valid}, queries, 5, metric=metric)
+  oracle = search_numpy({"embeddings": table.index.embeddings, "valid": table.index.valid}, queries, 5, metric=metric)
   for where in (None, lambda metadata: True):
     found = store.search_batched(queries, 5, where=where)
     assert [[table.slots[c.id] for c in row] for row in found] == oracle.slots.tolist()
@@ -313,11 +313,11 @@ def test_the_candidates_of_many_queries_are_compared_in_parts():
   table = store._table
   tracemalloc.start()
   try:  # all at once they are 300 x 1000 x 256 numbers, 300 MiB, and several times that to score them
-    found = store._backend.search(table, queries, 250, allowed=None, bias=None, metric="dot")
+    found = table.index.search(queries, 250, metric="dot")
     assert tracemalloc.get_traced_memory()[1] < 500 << 20
   finally:
     tracemalloc.stop()
-  expected = search_numpy({"embeddings": table.embeddings[:1000]}, queries[:9], 250, metric="dot")
+  expected = search_numpy({"embeddings": table.index.embeddings[:1000]}, queries[:9], 250, metric="dot")
   np.testing.assert_array_equal(found.slots[:9], expected.slots)
 
 
@@ -375,7 +375,7 @@ def test_every_backend_answers_as_numpy_whatever_happened_before(operations, see
     slots = np.array([table.slots[i] for i in keep], int)
     valid = np.zeros(12, bool)
     valid[slots] = True
-    oracle = search_numpy({"embeddings": table.embeddings, "valid": valid}, queries, 3, metric=metric)
+    oracle = search_numpy({"embeddings": table.index.embeddings, "valid": valid}, queries, 3, metric=metric)
     for name, store in stores.items():
       found = store.search_batched(queries, 3, where=where)
       for row, scores, slots in zip(found, oracle.scores, oracle.slots, strict=True):

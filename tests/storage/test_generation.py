@@ -94,6 +94,16 @@ def test_a_knowledge_base_of_a_later_version_is_not_taken_for_damaged(tmp_path):
   assert json.loads((tmp_path / "kb" / "manifest.json").read_text())["format"] == 2
 
 
+def test_a_link_to_a_file_elsewhere_is_not_followed(tmp_path):
+  """Its hash fits, but whoever laid the link can change the file without the folder."""
+  made("a").save(tmp_path / "kb")
+  [documents] = (tmp_path / "kb" / "data-1").glob("documents-*")
+  outside = shutil.move(documents, tmp_path / documents.name)
+  documents.symlink_to(outside)
+  with pytest.raises(DamagedError, match=rf"{documents.name} is a link to a file outside of"):
+    load(tmp_path / "kb")
+
+
 def test_a_save_that_fails_leaves_no_file_where_nothing_was(tmp_path):
   retriever = made("a")
   retriever.settings = {"x": object()}  # what no JSON can hold

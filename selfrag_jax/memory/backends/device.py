@@ -1,0 +1,107 @@
+"""Search over a copy of the index on the devices, and the compiled programs that bring it up to date and search it."""
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from selfrag_jax.memory.index import VectorIndex
+from selfrag_jax.memory.journal import StoreError
+from selfrag_jax.memory.scoring import SearchResult
+from selfrag_jax.ragged import power_of_two
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from selfrag_jax.memory.state import MemoryRows
+
+
+class DeviceBackend:
+  """The rows as arrays on the devices, brought up to date before a search; `approx` uses `jax.lax.approx_max_k`."""
+
+  _BLOCK = 1024  # rows an update: one shape, so one compilation
+
+  def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
+    self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
+    self._rows: MemoryRows | None = None
+    self._version = 0  # of the index, that the rows have
+    self._process: int | None = None  # that made the rows
+
+  def rows(self, index: VectorIndex) -> "MemoryRows":
+    """Return the rows with every change made so far. The next change may donate their buffers.
+
+    Raises StoreError in a fork of the process that has used them: JAX would wait for threads that are not there.
+    """
+    self._process = self._process or os.getpid()
+    if self._process != os.getpid():
+      raise StoreError(
+        "this store was searched with JAX before the process forked, and JAX does not work in a fork: start processes "
+        "with the method spawn, or make the store with backend='numpy'"
+      )
+    rows = self._rows
+    if rows is None or len(rows.valid) < len(index.valid):  # it has grown
+      rows, self._version = self._empty(index), 0
+    C = len(rows.valid)
+    changed = index.changed_since(self._version).astype(np.int32)
+    for start in range(0, len(changed), self._BLOCK):
+      part = changed[start : start + self._BLOCK]
+      slots = np.concatenate([part, C + np.arange(self._BLOCK - len(part), dtype=np.int32)])  # beyond C: ignored
+      source = np.where(slots < C, slots, 0)
+      rows = self._rows = _programs().put(  # the old one's buffers are gone
+        rows,
+        slots,
+        index.embeddings[source],
+        valid=index.valid[source],
+        tokens=index.tokens[source],
+        lengths=index.lengths[source],
+      )
+    self._rows, self._version = rows, index.version
+    return rows
+
+  def search(self, index, queries, k, *, allowed, bias, metric) -> SearchResult:
+    rows = self.rows(index)
+    B, C = len(queries), len(rows.valid)
+    padded = np.zeros((power_of_two(B), queries.shape[1]), np.float32)  # few shapes, so few compilations
+    padded[:B] = queries
+    allowed, bias = (None if x is None else np.pad(x, (0, C - len(x))) for x in (allowed, bias))
+    result = _programs().search(
+      rows, padded, allowed, bias, k=k, metric=metric, method=self._method, mesh=self._mesh, axis=self._axis
+    )
+    return SearchResult(np.asarray(result.scores)[:B], np.asarray(result.slots)[:B])
+
+  def _empty(self, index: VectorIndex) -> "MemoryRows":
+    import jax
+    import jax.numpy as jnp
+
+    from selfrag_jax.memory.state import init_rows, partition_specs
+
+    (C, D), X = index.embeddings.shape, index.tokens.shape[1]
+    shards = self._mesh.shape[self._axis] if self._mesh is not None else 1
+    C = -(-C // shards) * shards  # rows beyond those of the index are never valid
+    rows = init_rows(C, D, chunk_tokens=X, dtype=jnp.dtype(self._dtype))
+    if self._mesh is None:
+      return rows
+    place = functools.partial(jax.sharding.NamedSharding, self._mesh)
+    return jax.device_put(rows, jax.tree.map(place, partition_specs(rows, self._axis)))
+
+
+@functools.cache
+def _programs() -> Any:
+  """Return the compiled update and search; JAX is imported by whoever needs them."""
+  import types
+
+  import jax
+
+  from selfrag_jax.memory.state import put
+  from selfrag_jax.memory.topk import search
+
+  def search_allowed(rows, queries, allowed, bias, **options):
+    if allowed is not None:
+      rows = rows.replace(valid=rows.valid & allowed)
+    return search(rows, queries, bias=bias, **options)
+
+  return types.SimpleNamespace(
+    put=jax.jit(put, donate_argnums=0),
+    search=jax.jit(search_allowed, static_argnames=("k", "metric", "method", "mesh", "axis")),
+  )
