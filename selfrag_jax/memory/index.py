@@ -70,7 +70,7 @@ class VectorIndex:
   ) -> list[int]:
     """Add rows f32[N, D] with tokens int32[N, X], of which `lengths` int32[N] are real, and return their slots.
 
-    A full index loses its oldest rows, then the first of these: the slots of those that are lost come again.
+    A full index loses its oldest rows, and of a batch larger than the index its first: their slots come again.
     """
     slots, C = self._take(len(embeddings)), len(self.valid)
     if len(slots) <= C:

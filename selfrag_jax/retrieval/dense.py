@@ -52,7 +52,7 @@ class DenseRetriever(BaseRetriever):
     self._constants = {}
     self._index: VectorIndex | None = None  # until the width of the vectors is known
     self._slots: dict[str, int] = {}  # id of a document -> slot of the index
-    self._ids: dict[int, str] = {}  # and back
+    self._ids: dict[int, str] = {}  # slot -> id
     self._terms: set[int] | None = None  # of all documents, when they are needed
 
   @property

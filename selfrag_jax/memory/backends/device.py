@@ -25,8 +25,8 @@ class DeviceBackend:
   def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
     self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
     self._rows: MemoryRows | None = None
-    self._version = 0  # of the index, that the rows have
-    self._process: int | None = None  # that made the rows
+    self._version = 0  # the version of the index that the rows have
+    self._process: int | None = None  # the process that made the rows
 
   def rows(self, index: VectorIndex) -> "MemoryRows":
     """Return the rows with every change made so far. The next change may donate their buffers.
@@ -40,7 +40,7 @@ class DeviceBackend:
         "with the method spawn, or make the store with backend='numpy'"
       )
     rows = self._rows
-    if rows is None or len(rows.valid) < len(index.valid):  # it has grown
+    if rows is None or len(rows.valid) < len(index.valid):  # the index has grown
       rows, self._version = self._empty(index), 0
     C = len(rows.valid)
     changed = index.changed_since(self._version).astype(np.int32)

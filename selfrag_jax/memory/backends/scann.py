@@ -13,10 +13,10 @@ from selfrag_jax.memory.scoring import OVERSAMPLING, Metric, SearchResult
 
 
 class _Built(NamedTuple):
-  """A ScaNN index, of the rows that there were at a version."""
+  """A ScaNN index of the rows that were valid at a version."""
 
   searcher: Any
-  slots: np.ndarray  # row of it -> slot
+  slots: np.ndarray  # row of the searcher -> slot
   metric: Metric
   version: int
 
