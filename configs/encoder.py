@@ -1,7 +1,10 @@
 """Contrastive training of a text encoder: all-MiniLM-L6-v2 learns the questions of a collection.
 
-  python launch/train.py --config=configs/encoder.py --config.data.path=FOLDER
+  python launch/train.py --config=configs/encoder.py --config.data.path=FOLDER   trains, then compares
+  python launch/eval.py --config=configs/encoder.py --data=FOLDER                compares again, from the checkpoints
 
+On half of SQuAD's development set it took 15 to 34 minutes on CPU cores beside other work, and nDCG@10 on held-out
+articles rose from 0.801 to 0.836, 0.836 and 0.838 (seeds 0 to 2).
 The folder has the layout of BEIR; where it has no `qrels/train.tsv`, titles are dealt to training, validation and test.
 Each query is contrasted with the documents of the others, on all devices, and with a hard negative that BM25 found;
 `--config.encoder.batch_size=1024 --config.encoder.chunk=64` embeds 64 rows at a time with the gradient of all.

@@ -1,6 +1,7 @@
 """Phase 2 of the Self-RAG memory: the model learns to read what it retrieves, and to be found.
 
   python launch/train.py --config=configs/memory.py                                   phases 1 and 2, from nothing
+  python launch/eval.py --config=configs/memory.py                                    scores what each phase has left
   python launch/train.py --config=configs/memory.py --config.init=runs/pretrain_kv    from what phase 1 left there
 
 Each step clears the memory, writes the chunks of its own contexts, retrieves for each question, puts what was found

@@ -9,7 +9,9 @@ Three phases, from scratch: `pretrain` on text of facts and questions, `memory` 
 memory and a contrastive loss, `position_recall` with questions about every position alike. Three models of the same
 size and with the same first phase then learn from long lists to recall with the whole context before them (free recall
 and running span), and all conditions answer the same questions.
-150,168 parameters. configs/headlines.py runs it on seeds that served for nothing else.
+150,168 parameters; 20 to 22 minutes on one core beside other work, 7 to 14 without the three models.
+Expect an accuracy of 0.99 to 1.00 with the memory among 64 facts, of 0.94 to 1.00 among 1,024 (names and codes, seeds
+10 to 19). configs/headlines.py runs it on seeds that served for nothing else.
 `launch/train.py` with this config trains the three phases and stops there.
 """
 

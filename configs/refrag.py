@@ -4,6 +4,7 @@
   python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
   python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
   python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
+  python launch/eval.py --config=configs/refrag.py --min=em.refrag=0.9   reports again, from the checkpoints
 
 The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", over a fresh random table of 128 facts a
 question.

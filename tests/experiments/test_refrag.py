@@ -259,5 +259,10 @@ def test_bm25_finds_the_passage_that_a_query_names(experiment):
   assert nothing == silence == []
 
 
+def test_of_passages_with_one_score_bm25_takes_the_first(experiment):
+  [found] = bm25(experiment)([experiment.task.tokenizer.encode("governed")], 0)
+  assert [slot for slot, _ in found] == [SLOTS[town] for town in ("Velden", "Arcen", "Doorn", "Elst")]  # of six
+
+
 def test_bm25_answers_a_batch_in_which_nobody_searches(experiment):
   assert bm25(experiment)([[], []], 0) == [[], []]
