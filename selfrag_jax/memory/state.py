@@ -56,8 +56,9 @@ def init_rows(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DT
     raise ValueError(
       f"max_chunks = {max_chunks} and d_model = {d_model} must be at least 1, chunk_tokens = {chunk_tokens} at least 0"
     )
+  dtype = jnp.dtype(dtype)  # a config gives its name
   if dtype != jnp.int8 and not jnp.issubdtype(dtype, jnp.floating):
-    raise ValueError(f"memory dtype {jnp.dtype(dtype).name} is not supported; use float32, bfloat16 or int8")
+    raise ValueError(f"memory dtype {dtype.name} is not supported; use float32, bfloat16 or int8")
   score_dtype = jnp.promote_types(dtype, jnp.float32)
   return MemoryRows(
     embeddings=jnp.zeros((max_chunks, d_model), dtype),

@@ -151,3 +151,9 @@ def test_the_memory_of_a_shared_corpus_is_built_once(task, built, monkeypatch):
   scores = evaluate(runner, params, "valid", 5, 2, RolloutConfig(1, 1, 3, 2))
   assert len(scores.exact_match) == 5
   assert len(builds) == built
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_memory_is_kept_in_the_type_that_the_config_names(dtype):
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, dtype=dtype), make_mesh((1, 1, 1), jax.devices()[:1]))
+  assert runner.memory(TASK.batch("train", range(2)).corpus).embeddings.dtype == dtype
