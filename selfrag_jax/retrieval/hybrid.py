@@ -54,7 +54,7 @@ class HybridRetriever(BaseRetriever):
 
     Args:
       retrievers: retrievers, or names; `settings` are those of the named ones.
-      fusion: `weighted`, which ranks better on the three collections of the README, or `rrf`.
+      fusion: `weighted`, which ranks better on the three collections of docs/retrieval.md, or `rrf`.
       weights: of the retrievers (None: the same for all).
       depth: how many documents each of them finds; more than the user asks for.
       rrf_k: the k of `rrf`: the smaller, the more the first ranks count.
