@@ -1,4 +1,4 @@
-"""Text in, token ids out: tokenizers, special tokens and the rendering of conversations."""
+"""Tokenizers, special tokens, chunking of texts, and the rendering of conversations as token ids."""
 
 import lazy_loader
 

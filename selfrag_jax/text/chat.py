@@ -1,6 +1,6 @@
-"""Render conversations as token ids and a mask of what the assistant wrote; special tokens enter a sequence only here.
+"""The rendering of conversations as token ids and a mask of the assistant's tokens.
 
-A conversation is `{"messages": [message, ...]}`, a message one of
+Special tokens enter a sequence only here. A conversation is `{"messages": [message, ...]}`, a message one of
 
   {"role": "system" | "user" | "assistant", "content": text}
   {"role": "retrieval", "documents": [{"title", "content", ...}, ...]}
@@ -10,7 +10,7 @@ and a part one of
 
   {"type": "text" | "search" | "answer", "text": text}
   {"type": "retrieval", "documents": [...]}
-  {"type": "retrieval", "text": notice}           what the environment says without documents: "No more searches."
+  {"type": "retrieval", "text": notice}           a notice of the environment, such as "No more searches."
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ PART_TYPES = ("text", "search", "retrieval", "answer")
 
 @dataclass(frozen=True)
 class Special:
-  """The name of a special token, as against text that spells it."""
+  """A special token by its name; a plain `str` is text, even if it spells that name."""
 
   name: str
 
@@ -37,7 +37,7 @@ Piece = Special | str
 
 @dataclass(frozen=True)
 class Turn:
-  """What stands before and after a message's content."""
+  """The pieces before and after a message's content."""
 
   prefix: tuple[Piece, ...] = ()
   suffix: tuple[Piece, ...] = ()
@@ -45,7 +45,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-  """How turns are written. The assistant itself writes `end_of_turn` after its content; `assistant.suffix` follows."""
+  """The turns of each role. The assistant writes `end_of_turn` itself after its content; `assistant.suffix` follows."""
 
   system: Turn
   user: Turn
@@ -77,7 +77,7 @@ CHATML = ChatTemplate(
   end_of_turn=Special("<|im_end|>"),
 )
 
-# What is still text or already ids, and whether the assistant wrote it.
+# A text or token ids, and whether the assistant wrote them
 Segment = tuple[str | list[int], bool]
 
 
@@ -87,10 +87,10 @@ def render_conversation(
   """Render a conversation as ids and a mask of the same length.
 
   The mask is 1 on the tokens that the assistant writes: its text, searches and answers with their start and end tokens,
-  and its end of turn; 0 on retrieved documents, notices, prefixes and the other roles. Text pieces without a special
-  token between them are encoded in one run, except where the author changes: a prompt ends there, so what the assistant
-  writes must begin with a token of its own. Raises ValueError for an unknown role or part type, content of the wrong
-  kind, and more than 16 documents.
+  and its end of turn; 0 on retrieved documents, notices, prefixes and the other roles. Adjacent texts of one author are
+  encoded together. Texts of different authors are encoded apart: a prompt ends between them, so the assistant's text
+  must begin with a token of its own. Raises ValueError for an unknown role or part type, content of the wrong kind, and
+  more than 16 documents.
   """
   return _encode(tokenizer, _conversation_segments(tokenizer, conversation["messages"], template))
 
@@ -106,7 +106,7 @@ def render_for_completion(tokenizer: Tokenizer, conversation: Mapping[str, Any],
 
 
 def document_body(tokenizer: Tokenizer, document: Mapping[str, Any]) -> list[int]:
-  """Encode what a document says: `Title: … Content: …` on two lines, or only the content if it has no title."""
+  """Encode a document as `Title: … Content: …` on two lines, or as its content alone if it has no title."""
   title, content = document.get("title"), _text(document, "content", "a document")
   return tokenizer.encode(f"Title: {title}\nContent: {content}" if title else content)
 
@@ -114,7 +114,7 @@ def document_body(tokenizer: Tokenizer, document: Mapping[str, Any]) -> list[int
 def render_documents(tokenizer: Tokenizer, documents: Sequence[Mapping[str, Any]]) -> list[int]:
   """Render `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`, each body encoded on its own.
 
-  A rollout joins bodies that were encoded beforehand, so nothing may merge across them. Raises ValueError for more than
+  A rollout joins bodies that were encoded beforehand, so no token may span two bodies. Raises ValueError for more than
   16 documents.
   """
   if len(documents) > MAX_DOCUMENTS:
@@ -127,13 +127,13 @@ def render_documents(tokenizer: Tokenizer, documents: Sequence[Mapping[str, Any]
 
 
 def render_notice(tokenizer: Tokenizer, text: str) -> list[int]:
-  """Render `[RETRIEVAL_START] text [RETRIEVAL_END]`: an answer of the environment without documents."""
+  """Render `[RETRIEVAL_START] text [RETRIEVAL_END]`: a reply of the environment without documents."""
   start, end = _special_id(tokenizer, "[RETRIEVAL_START]"), _special_id(tokenizer, "[RETRIEVAL_END]")
   return [start, *tokenizer.encode(text), end]
 
 
 def visualize_tokenization(tokenizer: Tokenizer, ids: Iterable[int], mask: Iterable[int], color: bool = True) -> str:
-  """Show tokens with `|` between: green what the assistant wrote, grey the rest (`«…»` and bare without color)."""
+  """Show tokens separated by `|`: the assistant's in green, others in grey (without color: in `«…»`, and bare)."""
   written, other = ("\033[32m{}\033[0m", "\033[90m{}\033[0m") if color else ("«{}»", "{}")
   # repr keeps a newline, or an escape sequence of a hostile document, visible and harmless
   tokens = [repr(tokenizer.decode([i]))[1:-1] for i in ids]

@@ -1,4 +1,4 @@
-"""Cut texts into chunks: at words, at sentences, or at the coarsest boundary that leaves chunks short enough."""
+"""The chunking of texts at words, at sentences, or at the coarsest boundaries that keep chunks short enough."""
 
 import re
 from bisect import bisect_right
@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 Method = Literal["word", "sentence", "recursive"]
-Count = Callable[[Sequence[str]], Sequence[int]]  # how long each text is; words that stand together add up
+Count = Callable[[Sequence[str]], Sequence[int]]  # the length of each text; a chunk's length is the sum over its words
 
-WORD, SENTENCE, LINE, PARAGRAPH = range(4)  # what ends behind a word
+WORD, SENTENCE, LINE, PARAGRAPH = range(4)  # the coarsest unit that ends with a word
 COARSEST: dict[Method, int] = {"word": WORD, "sentence": SENTENCE, "recursive": PARAGRAPH}
 
 _WORD = re.compile(r"\S+")
@@ -18,10 +18,9 @@ _ABBREVIATION = re.compile(r"^[(\"']?(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|No|vs|e
 
 
 class Span(NamedTuple):
-  """A chunk: where it begins and ends in its text, in characters, and where what is new in it begins.
+  """The chunk `text[start:end]`, in characters.
 
-  What stands between `start` and `new` was in the chunk before: the overlap. The parts from `new` to `end` of all
-  chunks are the whole text.
+  `text[start:new]` is the overlap with the chunk before. The parts `text[new:end]` of all chunks are the whole text.
   """
 
   start: int
@@ -30,20 +29,20 @@ class Span(NamedTuple):
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
-  """Count what is between white space."""
+  """Count the words of each text, which white space separates."""
   return [len(text.split()) for text in texts]
 
 
 def chunk(
   text: str, size: int, overlap: int = 0, *, method: Method = "recursive", count: Count = count_words
 ) -> list[Span]:
-  """Cut a text into chunks of at most `size`, of which up to `overlap` repeat the end of the one before.
+  """Cut a text into chunks of length at most `size`, of which up to `overlap` repeats the end of the chunk before.
 
-  `count` says how long texts are: in words, or in tokens (`lambda texts: map(len, tokenizer.encode_batch(texts))`).
-  `word` fills chunks with words; `sentence` cuts between sentences, `recursive` between paragraphs, else lines, else
-  sentences, and both inside only of what is too long by itself. A word that is too long is cut between characters.
-  White space goes with the word behind it. An empty text has no chunk.
-  Raises ValueError for a size below 1, an overlap that is not less, and an unknown method.
+  `count` measures texts: in words, or in tokens (`lambda texts: map(len, tokenizer.encode_batch(texts))`).
+  `word` fills chunks with words; `sentence` cuts between sentences; `recursive` cuts between paragraphs, else lines,
+  else sentences. The last two cut inside a unit only if it is too long by itself. A word that is too long is cut
+  between characters. White space goes with the word after it. An empty text has no chunk.
+  Raises ValueError for a size below 1, an overlap outside [0, size), and an unknown method.
   """
   if size < 1 or not 0 <= overlap < size:
     raise ValueError(f"size = {size} must be at least 1, overlap = {overlap} in [0, size)")
@@ -64,11 +63,10 @@ def chunk(
 
 
 def _words(text: str, size: int, count: Count) -> list[tuple[int, int, int]]:
-  """Return begin, end and length of every word with the white space before it; too long ones in pieces."""
+  """Return begin, end and length of every word with the white space before it; words over `size` are cut in pieces."""
   ends = [match.end() for match in _WORD.finditer(text)]
-  places = list(
-    zip([0, *ends], ends, strict=False)
-  )  # a pattern of white space and word would go over it again and again
+  # one pattern for white space and word together would scan the white space again and again
+  places = list(zip([0, *ends], ends, strict=False))
   words = []
   for (begin, end), n in zip(places, count([text[begin:end] for begin, end in places]), strict=True):
     words += [(begin, end, n)] if n <= size else _pieces(text, begin, end, size, count)
@@ -85,7 +83,7 @@ def _pieces(text: str, begin: int, end: int, size: int, count: Count) -> list[tu
 
 
 def _boundaries(text: str, words: Sequence[tuple[int, int, int]]) -> list[int]:
-  """Return what ends behind each word."""
+  """Return the coarsest unit that ends with each word, from WORD to PARAGRAPH."""
   strength = []
   for (begin, end, _), (_, after, _) in zip(words, [*words[1:], (0, len(text), 0)], strict=True):
     gap = text[end:after]
@@ -99,7 +97,7 @@ def _boundaries(text: str, words: Sequence[tuple[int, int, int]]) -> list[int]:
 def _cut(
   first: int, behind: int, level: int, lengths: Sequence[int], strength: Sequence[int], size: int
 ) -> list[tuple[int, int]]:
-  """Cut words [first, behind) at boundaries of `level` or more, as few as will do; finer where a part is too long."""
+  """Cut words [first, behind) into few chunks at boundaries of `level` or coarser; finer where a part is too long."""
   if lengths[behind] - lengths[first] <= size or behind - first == 1:
     return [(first, behind)]
   cuts = [i + 1 for i in range(first, behind - 1) if strength[i] >= level]

@@ -1,4 +1,4 @@
-"""Text of others, made fit for a terminal."""
+"""Untrusted text, made safe for a terminal."""
 
 import unicodedata
 
@@ -6,9 +6,9 @@ _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 
 
 def printable(text: str, keep: str = "") -> str:
-  """Spell out what a terminal would obey: control characters, breaks of lines, changes of the direction of writing.
+  """Escape characters that a terminal would obey: control characters, line breaks, changes of the writing direction.
 
-  `keep` are characters that stay, such as the newlines of an answer.
+  The characters in `keep` stay as they are, such as the newlines of an answer.
   """
   obeyed = lambda c: c in _DIRECTIONS or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
   return "".join(ascii(c)[1:-1] if obeyed(c) and c not in keep else c for c in text)

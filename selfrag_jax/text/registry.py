@@ -8,7 +8,7 @@ from selfrag_jax.text.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer
 def open_tokenizer(source: str) -> Tokenizer:
   """Open `byte`, a SentencePiece `.model` file, or a folder with the `tokenizer.json` of a byte-level BPE.
 
-  Raises FileNotFoundError for a file that is not there, ValueError for one of another kind.
+  Raises FileNotFoundError for a missing file, ValueError for a file of another kind.
   """
   if source == "byte":
     return ByteTokenizer()

@@ -1,4 +1,4 @@
-"""Texts and token ids as rows that a model may read: encoded and checked."""
+"""Rows of token ids for a model, encoded from texts and checked."""
 
 import operator
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from selfrag_jax.text.tokenizer import Tokenizer
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-  """Encode a text. Raises ValueError, with the place, for one that is not Unicode: bytes that somebody read as text."""
+  """Encode a text. Raises ValueError, with the place, for half a surrogate pair: somebody read bytes as text."""
   try:
     text.encode()
   except UnicodeEncodeError as error:
@@ -16,7 +16,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def input_rows(tokenizer: Tokenizer, inputs: Sequence[str] | Sequence[Sequence[int]], size: int) -> list[list[int]]:
-  """Return texts, or lists of ids from 0 to size - 1, as ids. Raises ValueError for others, and for what is empty."""
+  """Return texts, or lists of ids from 0 to size - 1, as ids. Raises ValueError for other or empty inputs."""
   if isinstance(inputs, str):
     raise ValueError("inputs are a list of texts or of token ids; put the text into a list")
   try:
@@ -31,7 +31,7 @@ def input_rows(tokenizer: Tokenizer, inputs: Sequence[str] | Sequence[Sequence[i
 
 
 def check_ordinary(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
-  """Raise ValueError for ids that no text has: control tokens, and what lies outside of the vocabulary."""
+  """Raise ValueError for ids that no text yields: control tokens, and ids outside the vocabulary."""
   control = {i: name for name, i in tokenizer.special.items()}
   for token in ids:
     if token in control:

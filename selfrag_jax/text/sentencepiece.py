@@ -1,4 +1,4 @@
-"""SentencePiece through tensorflow-text, without its control tokens. TensorFlow is imported when one is opened."""
+"""A SentencePiece tokenizer, through tensorflow-text, without control tokens; opening one imports TensorFlow."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ _MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 class SentencePieceTokenizer:
-  """Run a SentencePiece model. Ids: those of the model, then those of `SPECIAL_TOKENS` that it does not have.
+  """A SentencePiece model as a tokenizer. Ids: the model's own, then the `SPECIAL_TOKENS` that the model lacks.
 
-  Its control pieces, the unknown piece, and pieces that were added to it and are spelled `<...>` or `[...]` (Gemma's
-  `<start_of_turn>`) are special: text that spells them is only text. The model's own normalisation holds: most squeeze
-  white space, newlines too, and a model without byte pieces loses characters that it does not know.
+  The model's control pieces, its unknown piece, and added pieces that are spelled `<...>` or `[...]` (Gemma's
+  `<start_of_turn>`) are special: text that spells them is only text. The model's own normalisation applies: most models
+  squeeze white space, newlines too, and a model without byte pieces loses characters that it does not know.
   """
 
   name = "sentencepiece"
@@ -38,7 +38,7 @@ class SentencePieceTokenizer:
     tf, tf_text = tensorflow()
     try:
       self._model = tf_text.SentencepieceTokenizer(model=model, out_type=tf.int32)
-      self._model.tokenize("")  # the model is read at the first call
+      self._model.tokenize("")  # the library reads the model at the first call
     except tf.errors.OpError as error:
       raise ValueError(f"this is no SentencePiece model that can be run: {error.message}") from None
 
@@ -64,7 +64,7 @@ class SentencePieceTokenizer:
 
 
 def _without_control(model: bytes) -> tuple[Any, bytes]:
-  """Parse a model and make what looks like markup a control piece, which no text can yield."""
+  """Parse a model, and turn added pieces that look like markup into control pieces, which no text can yield."""
   from google.protobuf.message import DecodeError
 
   message = _message()()
@@ -81,7 +81,7 @@ def _without_control(model: bytes) -> tuple[Any, bytes]:
 
 
 def _message() -> Any:
-  """Describe the part of SentencePiece's `ModelProto` that is read here; what it leaves out is kept as it is."""
+  """Return a message class with the fields of SentencePiece's `ModelProto` that are read here; others pass through."""
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
   file = descriptor_pb2.FileDescriptorProto(name="selfrag_jax.proto", package="selfrag_jax", syntax="proto2")

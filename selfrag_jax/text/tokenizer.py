@@ -27,11 +27,11 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 class Tokenizer(Protocol):
-  """What every part that reads or writes text asks of a tokenizer.
+  """The protocol of a tokenizer.
 
   name: a short name for messages. vocab_size: ids are `0 <= id < vocab_size` (a model may pad its embedding further).
-  special: name -> id, all of `SPECIAL_TOKENS` and what the base model has besides. fingerprint: sha256 over everything
-  that defines the ids; checkpoints store it.
+  special: name -> id for all `SPECIAL_TOKENS` and the base model's own control tokens. fingerprint: sha256 over
+  everything that defines the ids; checkpoints store it.
   """
 
   name: str
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
     ...
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-    """Decode ids, special ones as their names or not at all. Raises ValueError for an id outside the vocabulary."""
+    """Decode ids; special ids become their names, or nothing. Raises ValueError for an id outside the vocabulary."""
     ...
 
 
@@ -107,8 +107,8 @@ class ByteTokenizer:
 class BPETokenizer:
   """Run a pretrained byte-level BPE in the Rust library `tokenizers`, without its control tokens.
 
-  Ids: the base vocabulary as it is, then those of `SPECIAL_TOKENS` that are not among its control tokens, then the
-  bytes that it lacks (21 in SmolLM2), so that no text is lost. Build one with `from_folder` or `from_pieces`.
+  Ids: the base vocabulary unchanged, then the `SPECIAL_TOKENS` that are not among its control tokens, then the bytes
+  that it lacks (21 in SmolLM2), so that no text is lost. Build one with `from_folder` or `from_pieces`.
   """
 
   name = "bpe"
@@ -133,8 +133,8 @@ class BPETokenizer:
     appended = [token for token in SPECIAL_TOKENS if token not in control]
     self.special: Mapping[str, int] = {**control, **{token: base_size + i for i, token in enumerate(appended)}}
 
-    # A control token is no added token here and no piece of the model either, so that neither a search for its literal
-    # nor a merge nor `ignore_merges` can yield its id.
+    # Control tokens are neither added tokens nor pieces of the model here, so that no search for their literals, no
+    # merge and no `ignore_merges` can yield their ids.
     control_ids = set(control.values())
     hidden = {piece for piece, i in vocab.items() if i in control_ids}
     pieces = {piece: i for piece, i in vocab.items() if piece not in hidden}
@@ -212,8 +212,8 @@ class BPETokenizer:
   ) -> "BPETokenizer":
     """Rebuild the tokenizer from the lists of a GGUF file: GPT-2's splitting, digits one by one if `digits`.
 
-    tokens: pieces in the order of their ids, in GPT-2's byte alphabet. merges: `"left right"`, the first applied first.
-    control: ids of the tokens that text must not reach.
+    tokens: pieces in the order of their ids, in GPT-2's byte alphabet. merges: `"left right"`, in the order of use.
+    control: ids that no text may yield.
     """
     return cls(
       {token: i for i, token in enumerate(tokens)},
@@ -223,9 +223,9 @@ class BPETokenizer:
     )
 
   def encode(self, text: str) -> list[int]:
-    """Encode text; the ids of the base tokenizer, where the text spells none of its added tokens.
+    """Encode text; the ids are the base tokenizer's where the text spells none of its added tokens.
 
-    Raises ValueError for a text that its definition cannot split: a pattern that tries for too long, say.
+    Raises ValueError for a text that the tokenizer cannot split, such as one on which its pattern takes too long.
     """
     with _rust_errors():
       return self._rust.encode(well_formed(text), add_special_tokens=False).ids
@@ -237,7 +237,7 @@ class BPETokenizer:
 
 @contextlib.contextmanager
 def _rust_errors() -> Iterator[None]:
-  """Make ValueErrors of what the library `tokenizers` raises: a bare Exception, or a panic, which is not even that."""
+  """Turn errors of the library `tokenizers`, bare Exceptions and panics (BaseExceptions), into ValueErrors."""
   try:
     yield
   except BaseException as error:
@@ -263,7 +263,7 @@ def _object(path: epath.Path, source: Mapping[str, Any], key: str) -> dict[str, 
 
 
 def _is_id(text: str) -> bool:
-  return text.isdecimal() and len(text) < 20  # Python refuses to read longer ones
+  return text.isdecimal() and len(text) < 20  # Python refuses to parse very long ones
 
 
 def _added_tokens(path: epath.Path, tokens: Any) -> dict[str, int]:
@@ -275,12 +275,12 @@ def _added_tokens(path: epath.Path, tokens: Any) -> dict[str, int]:
 
 
 def well_formed(text: str) -> str:
-  """Return text with U+FFFD for every half of a surrogate pair, which JSON can bring and UTF-8 cannot hold."""
+  """Return text with U+FFFD for every half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
   return text if text.isascii() else _HALVES.sub("\ufffd", text)
 
 
 def fingerprint(*definition: Any) -> str:
-  """Return the sha256 of what defines a tokenizer, which must be JSON."""
+  """Return the sha256 of a tokenizer's definition, which must be JSON."""
   return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
 
@@ -298,7 +298,7 @@ def checked_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
 def decode_runs(
   ids: Sequence[int], special: Mapping[str, int], skip_special: bool, decode_run: Callable[[list[int]], str]
 ) -> str:
-  """Decode ids: runs of ordinary ones by `decode_run`, special ones as their names or not at all."""
+  """Decode ids: runs of ordinary ids by `decode_run`, special ids as their names or not at all."""
   names = {i: name for name, i in special.items()}
   parts = []
   for is_special, run in groupby(ids, key=names.__contains__):

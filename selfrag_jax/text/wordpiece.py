@@ -1,4 +1,4 @@
-"""WordPiece through tensorflow-text, as BERT's uncased models have it. TensorFlow is imported when one is opened."""
+"""A WordPiece tokenizer for BERT's uncased models, through tensorflow-text; opening one imports TensorFlow."""
 
 import re
 import unicodedata
@@ -23,7 +23,7 @@ _CONTROL = {code: None for code in (*range(32), 127) if chr(code) not in _SPACES
 
 
 class WordPieceTokenizer:
-  """Run a WordPiece vocabulary over text in lower case without accents, as BERT's uncased models do.
+  """A WordPiece vocabulary, run over text in lower case without accents, as BERT's uncased models do.
 
   Text that spells a special token is only text.
   """
@@ -48,7 +48,7 @@ class WordPieceTokenizer:
       token_out_type=tf.int32,
       max_bytes_per_word=4 * LONGEST,
       lower_case_nfd_strip_accents=False,
-    )  # its own lower-casing differs on full-width letters and ligatures
+    )  # FastBertTokenizer's own lower-casing differs on full-width letters and ligatures
 
   @classmethod
   def from_file(cls, path: epath.PathLike) -> "WordPieceTokenizer":
@@ -83,7 +83,7 @@ class WordPieceTokenizer:
     return _LONG.sub(self._without_long_words, plain.lower())
 
   def _without_long_words(self, run: re.Match[str]) -> str:
-    """Put an unknown character for words that are too long; ideographs and marks are words by themselves."""
+    """Replace words that are too long by an unknown character; ideographs and punctuation marks stand alone."""
     parts = ((alone, "".join(chars)) for alone, chars in groupby(run[0], _stands_alone))
     return "".join(part if alone or len(part) <= LONGEST else f" {self._unknown} " for alone, part in parts)
 
@@ -93,5 +93,5 @@ def _stands_alone(char: str) -> bool:
 
 
 def _dropped(char: str) -> bool:
-  """Tell whether a character is left out: accents, control and format characters, and what stands for no character."""
+  """Tell whether a character is dropped: an accent, a control, format or private-use character, or U+FFFD."""
   return char == "\ufffd" or unicodedata.category(char) in ("Mn", "Cc", "Cf", "Co", "Cs")

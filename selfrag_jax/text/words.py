@@ -1,4 +1,4 @@
-"""Texts as words."""
+"""A splitter of texts into words."""
 
 import re
 
