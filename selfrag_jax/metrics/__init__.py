@@ -1,4 +1,4 @@
-"""Pure functions: scores of answers, and the statistics that say what they are worth."""
+"""Pure functions: scores of answers, rankings and accuracy curves, with confidence intervals and paired tests."""
 
 import lazy_loader
 

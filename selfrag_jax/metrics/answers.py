@@ -2,10 +2,10 @@
 
 Sources: SQuAD's `evaluate-v1.1.py` and `evaluate-v2.0.py` (arXiv 1606.05250, 1806.03822) and HotpotQA's
 `hotpot_evaluate_v1.py` (arXiv 1809.09600). The two F1 rules differ: HotpotQA gives no partial credit to yes, no and
-noanswer, and nothing for an empty answer; SQuAD 2.0 scores 1 for the empty answer of an unanswerable question. Against
-golds that keep a word after normalisation, SQuAD 1.1 and 2.0 are the same.
+noanswer, and nothing for an empty answer; SQuAD 2.0 scores 1 for the empty answer of an unanswerable question. SQuAD
+1.1 and 2.0 agree on golds that keep a word after normalisation.
 
-Every score lies in [0, 1], higher is better. `golds` is one accepted answer or several, of which the best counts.
+Every score lies in [0, 1], higher is better. `golds` is one accepted answer or several; the best score counts.
 """
 
 import re
@@ -34,7 +34,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, golds: str | Sequence[str]) -> float:
-  """Score 1.0 if the normalised prediction equals a gold answer; no golds: if it is empty."""
+  """Score 1.0 if the normalised prediction equals a gold answer, or is empty where there are no golds."""
   return float(normalize_answer(prediction) in _normalized_golds(golds))
 
 
@@ -51,7 +51,7 @@ def hotpot_f1(prediction: str, golds: str | Sequence[str]) -> float:
 
 
 def substring_match(prediction: str, golds: str | Sequence[str]) -> float:
-  """Score 1.0 if a normalised gold answer occurs in the normalised prediction; no golds: if the prediction is empty.
+  """Score 1.0 if the normalised prediction contains a normalised gold answer, or is empty where there are no golds.
 
   The "subspan" match of arXiv 2307.03172. It compares characters, so that a gold "no" is found inside "know":
   use it for long answers to names and numbers, never as a reward.
@@ -64,10 +64,10 @@ def answer_scores(prediction: str, gold: str) -> AnswerScores:
   """Score an answer against one gold by HotpotQA's rule (two empty answers: exact match 1, all else 0)."""
   prediction, gold = normalize_answer(prediction), normalize_answer(gold)
   em = float(prediction == gold)
-  # the bag of words would give "no" a part of "no one": an answer of a closed set is right or wrong.
+  # the bag of words would give "no" partial credit for "no one", but an answer of a closed set is right or wrong
   if not em and CLOSED_ANSWERS & {prediction, gold}:
     return AnswerScores(0.0, 0.0, 0.0, 0.0)
-  # a bag of words has lost the order, the exact match has not
+  # a bag of words ignores the order, the exact match does not
   return _overlap(prediction.split(), gold.split())._replace(em=em)
 
 

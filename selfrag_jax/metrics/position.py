@@ -1,4 +1,4 @@
-"""How accuracy depends on where the needed fact stands: the shape of a curve over depths, and what it is worth."""
+"""Statistics of accuracy by the depth of the needed fact: the shape of the curve, with intervals and tests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from scipy import stats
 
 from selfrag_jax.metrics.statistics import bootstrap_interval, mcnemar, wilson_interval
 
-FLAT = 0.10  # a curve is called flat only if the upper bound of its range is below
+FLAT = 0.10  # a curve is called flat only if the upper bound of its range is below this
 
 
 def u_shape(accuracy_by_depth: ArrayLike) -> float:
@@ -42,9 +42,9 @@ def homogeneity(hits_NxB: ArrayLike) -> float:
 
 
 def describe(hits_NxB: ArrayLike, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-  """Describe a curve from which of N paired questions were answered at each of B depths, bool [N, B].
+  """Describe the accuracy curve of N paired questions over B depths; `hits_NxB`, bool [N, B], marks right answers.
 
-  `range_upper` and `u_interval` come from a bootstrap over questions, which stay whole: only the depth of the fact
+  `range_upper` and `u_interval` come from a bootstrap over questions. Rows stay whole, since only the depth of the fact
   differs within a row. `flat` says that `range_upper` is below 0.10.
   """
   hits = np.asarray(hits_NxB, bool)

@@ -1,8 +1,8 @@
 """Retrieval scores of one query: recall, precision, reciprocal rank, nDCG, and whether all hops were found.
 
-`ranking` are ids, best first; `relevant` the ids that should be found, or a mapping of ids to grades, of which those
-above 0 are relevant. Scores lie in [0, 1], higher is better; a query without a relevant document has none and raises
-ValueError. An id that is ranked twice counts once, where it stands first. The definitions are those of trec_eval.
+`ranking` lists ids, best first; `relevant` holds the ids that should be found, or maps ids to grades, where a grade
+above 0 means relevant. Scores lie in [0, 1], higher is better. A query without a relevant document has no score and
+raises ValueError. An id that is ranked twice counts once, at its first rank. The definitions are those of trec_eval.
 """
 
 import math
@@ -12,13 +12,13 @@ Relevant = Collection[str] | Mapping[str, float]
 
 
 def compute_retrieval_recall(ranking: Sequence[str], relevant: Relevant, k: int | None = None) -> float:
-  """Return which part of the relevant documents is among the first k (None: among all)."""
+  """Return the share of the relevant documents that is among the first k (None: in the whole ranking)."""
   gains = _gains(relevant)
   return len(gains.keys() & set(_first(ranking, k))) / len(gains)
 
 
 def compute_retrieval_precision(ranking: Sequence[str], relevant: Relevant, k: int | None = None) -> float:
-  """Return which part of the first k is relevant; a ranking that is shorter than k has missed the others."""
+  """Return the share of the first k that is relevant; places that a shorter ranking leaves empty count as wrong."""
   gains, first = _gains(relevant), _first(ranking, k)
   places = len(first) if k is None else k
   return len(gains.keys() & set(first)) / places if places else 0.0

@@ -1,4 +1,4 @@
-"""Intervals and paired tests: what a measured rate or difference is worth. Numpy, deterministic given the seed."""
+"""Confidence intervals and paired tests for rates and differences, in numpy, deterministic given the seed."""
 
 import math
 from collections.abc import Callable
@@ -84,11 +84,11 @@ def bootstrap_difference(
 def crossed_interval(
   values_SxN: ArrayLike, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-  """Bound the mean of values of S runs on the same N questions, for other runs and other questions.
+  """Bound the mean of the values of S runs on the same N questions, over other runs and other questions.
 
-  Runs and questions are resampled independently of each other (Owen 2007, arXiv 0711.3002, "pigeonhole bootstrap"): it
-  errs on the wide side, where resampling questions alone takes the runs at hand for all there are. Raises ValueError
-  for another shape.
+  Runs and questions are resampled independently of each other (Owen 2007, arXiv 0711.3002, "pigeonhole bootstrap"). The
+  interval errs on the wide side; resampling questions alone would ignore that other runs differ. Raises ValueError for
+  another shape.
   """
   values = np.asarray(values_SxN)
   if values.ndim != 2 or not values.size:
@@ -101,10 +101,10 @@ def crossed_interval(
 
 
 def mcnemar(b: int, c: int) -> float:
-  """Return the exact two-sided p-value that two systems are right equally often (McNemar 1947).
+  """Return the exact two-sided p-value of the hypothesis that two systems are right equally often (McNemar 1947).
 
-  `b` examples only the first got right, `c` only the second; where both agree nothing is learnt. Under the null
-  hypothesis b ~ Binomial(b + c, 1/2). No disagreement: 1.0. Raises ValueError for negative counts.
+  Only the first system got `b` examples right, only the second `c`; examples on which both agree do not count. Under
+  the null hypothesis b ~ Binomial(b + c, 1/2). No disagreement: 1.0. Raises ValueError for negative counts.
   """
   if b < 0 or c < 0:
     raise ValueError(f"mcnemar counts disagreements, which cannot be negative, got b={b}, c={c}")
