@@ -1,7 +1,7 @@
-"""Self-RAG memory: one language model embeds, stores, retrieves and generates over what it has read.
+"""The Self-RAG model: one language model embeds texts, stores them in a memory, retrieves them and generates with them.
 
-`SelfRAGModel` puts the pure functions of `generate.augment` around a `MemoryStore` with text. (Not the reflection
-tokens of arXiv 2310.11511.)
+`SelfRAGModel` joins the pure functions of `generate.augment` to a `MemoryStore` with text. (It does not use the
+reflection tokens of arXiv 2310.11511.)
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ Ids = Iterable[str]
 
 @dataclasses.dataclass(frozen=True)
 class SelfRAGConfig:
-  """A model with memory. The first three fields describe a model from scratch; a base model brings its own."""
+  """Settings of a model with memory. The first three describe a model from scratch; a base model brings its own."""
 
   d_model: int = 512
   n_layers: int = 12
@@ -44,11 +44,11 @@ class SelfRAGConfig:
   max_chunks: int = 10_000
   chunk_size: int = 64  # tokens of a chunk
   top_k: int = 5
-  searches: int = 1  # each further one asks with the best chunk of the one before in front; they share `top_k`
+  searches: int = 1  # each further query begins with the best new chunks of those before; together they give `top_k`
   retrieval_method: Literal["cosine", "dot", "learned"] = "cosine"  # learned: a projection of the query, then dot
   embed_pooling: Pooling = "mean"
-  order: Order = "score"  # the best chunk first, last (reverse), at both ends (edges); or as they were read (position)
-  memory_dropout: float = 0.1  # of training sequences, how many see no memory
+  order: Order = "score"  # best chunk first; or last (reverse), best at both ends (edges), in reading order (position)
+  memory_dropout: float = 0.1  # share of the training sequences that see no memory
   contrastive_weight: float = 0.1
 
   def __post_init__(self):
@@ -89,7 +89,7 @@ def lm_loss(logits_BxTxV: Array, labels_BxT: Array) -> Array:
 
 
 class Base(Protocol):
-  """What a base model is: `train.load.LoadedModel`, or anything with these fields."""
+  """The protocol of a base model, such as `train.load.LoadedModel`."""
 
   @property
   def config(self) -> ModelConfig: ...
@@ -100,7 +100,7 @@ class Base(Protocol):
 
 
 class Output(NamedTuple):
-  """Logits [B, T, V] of the input tokens, the loss of the labels if there were any, and what was remembered."""
+  """Logits [B, T, V] of the input tokens, the loss if labels were given, and the retrieved chunks of each input."""
 
   logits: Array
   loss: Array | None
@@ -116,10 +116,10 @@ class Answer(NamedTuple):
 
 
 class SelfRAGModel:
-  """A language model with a memory of what it has read. Inputs are texts, or lists of token ids.
+  """A language model with a memory of the texts that it has read. Inputs are texts, or lists of token ids.
 
-  Shapes are padded to powers of two, so a few programs serve all inputs. Assign `params` to change the parameters: the
-  embedding cache is emptied, and what is in the memory was embedded by the old ones until it is written again.
+  Shapes are padded to powers of two, so a few programs serve all inputs. Assign `params` to change the parameters: this
+  empties the embedding cache, but chunks in the memory keep the old embeddings until they are written again.
   """
 
   _CACHED = 100_000  # embeddings
@@ -157,14 +157,14 @@ class SelfRAGModel:
     self._cache.clear()
 
   def forward_embed_only(self, inputs: Inputs) -> Array:
-    """Return the hidden states [B, T, D] of the inputs, T the longest of them, without the head."""
+    """Return the hidden states [B, T, D] of the inputs, without the head; T is the longest length."""
     rows = self._rows(inputs)
     tokens, lengths = pad_to_powers(rows)
     hidden = _hidden_jit(self.model, self.params, tokens, length_mask(lengths, tokens.shape[1], jnp))
     return hidden[: len(rows), : max(map(len, rows))]
 
   def embed(self, inputs: Inputs) -> np.ndarray:
-    """Embed inputs as f32 [B, D]; those embedded before with these parameters come from a cache."""
+    """Embed inputs as f32 [B, D]; inputs that were embedded before with these parameters come from a cache."""
     rows = self._rows(inputs)
     keys = [np.asarray(row, np.int32).tobytes() for row in rows]
     new = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in self._cache]
@@ -188,7 +188,7 @@ class SelfRAGModel:
   def augment(self, inputs: Inputs, retrieved: Sequence[Sequence[Chunk]]) -> list[list[int]]:
     """Return `[MEM] c1 [MEM] c2 [SEP] input` for each input, as token ids.
 
-    Raises ValueError for a chunk whose token ids are not those of text: the model would take them for control tokens.
+    Raises ValueError for a chunk with ids that no text yields: the model would take them for control tokens.
     """
     tokens, lengths, _ = self._augmented(self._rows(inputs), retrieved)
     return [row[:n].tolist() for row, n in zip(np.asarray(tokens), np.asarray(lengths), strict=False)][: len(retrieved)]
@@ -223,7 +223,7 @@ class SelfRAGModel:
     stop: Sequence[str] = ("<|end|>",),
     seed: int = 0,
   ) -> list[Answer]:
-    """Continue each input with what the memory has to say about it before it; greedy unless `sampling` says otherwise.
+    """Continue each input, with the chunks retrieved for it in front; greedy unless `sampling` says otherwise.
 
     stop: names of special tokens that end an answer.
     """
@@ -253,8 +253,8 @@ class SelfRAGModel:
   ) -> list[str]:
     """Cut a text, or several, into chunks of at most `chunk_size` tokens, embed and store them; returns their ids.
 
-    `metadata` is that of every chunk, or a list with that of each text; the chunks with the ids `replacing` go in the
-    same change. Raises ValueError for a text that is empty or white space: nothing has changed then.
+    `metadata` goes with every chunk, or is a list with one mapping for each text; the chunks with the ids `replacing`
+    are deleted in the same change. Raises ValueError for a text that is empty or white space, and changes nothing then.
     """
     texts = [text] if isinstance(text, str) else text
     given = [metadata or {}] * len(texts) if metadata is None or isinstance(metadata, Mapping) else metadata
@@ -275,14 +275,14 @@ class SelfRAGModel:
     return self.memory.add_many(parts, self.embed(pieces), token_ids=pieces, metadata=each, replacing=replacing)
 
   def explain(self, inputs: Inputs) -> list[list[Chunk]]:
-    """Return what would be remembered for each input: chunks with `score`, and `metadata` that says where from."""
+    """Return the chunks that would be retrieved for each input, with `score`, and `metadata` that names the source."""
     return self._remembered(self._rows(inputs), True)
 
   def _rows(self, inputs: Inputs) -> list[list[int]]:
     return input_rows(self.tokenizer, inputs, self.model.vocab_size)
 
   def _chunk_ids(self, chunk: Chunk) -> list[int]:
-    """Return what stands for a chunk before the model. Raises ValueError for ids that are not those of a text."""
+    """Return the token ids of a chunk in the model's input. Raises ValueError for ids that no text yields."""
     size, ids = self.config.chunk_size, chunk.token_ids.tolist()
     if not ids:
       return encode(self.tokenizer, chunk.text)[:size]
@@ -295,7 +295,7 @@ class SelfRAGModel:
     return ids
 
   def _remembered(self, rows: list[list[int]], use_memory: bool) -> list[list[Chunk]]:
-    """Search as often as the config says; what is found first stands first."""
+    """Retrieve chunks for each input in `config.searches` searches; chunks of earlier searches come first."""
     if not use_memory or not self.memory.size:
       return [[] for _ in rows]
     retrieved: list[list[Chunk]] = [[] for _ in rows]
@@ -310,21 +310,21 @@ class SelfRAGModel:
     return retrieved
 
   def _augmented(self, rows: list[list[int]], retrieved: Sequence[Sequence[Chunk]]) -> tuple[Array, Array, Array]:
-    """Compact chunks and inputs on the device; the batch is padded."""
+    """Put chunks before inputs on the device; return padded tokens, lengths, and where each input starts."""
     if len(retrieved) != len(rows):
       raise ValueError(f"{len(retrieved)} lists of chunks for {len(rows)} inputs: give one for each")
     tokens, lengths = pad_to_powers(rows)
     k = max((len(chunks) for chunks in retrieved), default=0)
     if not k:
       return jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros_like(jnp.asarray(lengths))
-    # few shapes, but no room for a top_k that the memory cannot fill
+    # rounding k up keeps the shapes few, but a top_k that the memory cannot fill gets no room
     k, size = max(k, min(self.config.top_k, power_of_two(max(k, 16)))), self.config.chunk_size
     shape = (len(tokens), k)
     found = RetrievedDocuments(
       np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
     )
     for i, chunks in enumerate(retrieved):
-      if self.config.order == "position":  # of the store: a slot may have been reused
+      if self.config.order == "position":  # in the store, not the slot, which may have been reused
         chunks = sorted(chunks, key=lambda chunk: chunk.metadata["position"])
       for j, chunk in enumerate(chunks):
         ids = self._chunk_ids(chunk)
