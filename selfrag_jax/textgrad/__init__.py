@@ -2,7 +2,8 @@
 
   import selfrag_jax.textgrad as tg
 
-Names, argument order and semantics are TextGrad's; docs/textgrad.md says where they differ, and why. Importing it imports no JAX.
+Names, argument order and semantics are TextGrad's; docs/textgrad.md says where they differ, and why. The import does
+not import JAX.
 """
 
 from selfrag_jax.textgrad import autograd, tasks

@@ -1,4 +1,4 @@
-"""Whether a candidate takes the place of a text."""
+"""The acceptance of candidates: whether they replace the texts of the parameters."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from selfrag_jax.textgrad.variable import Variable
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """Whether the candidates are taken, and the score before and with them."""
+  """Whether the candidates are accepted, and the score before and with them."""
 
   accepted: bool
   before: float | None = None
@@ -22,18 +22,18 @@ class Verdict:
 
 
 class Accept(Protocol):
-  """Decides on the candidates of one step, one for each parameter."""
+  """The protocol of a decision on the candidates of one step, one for each parameter."""
 
   def __call__(self, parameters: Sequence[Variable], candidates: Sequence[str]) -> Verdict:
-    """Decide. The parameters have their old values, before and after."""
+    """Decide. The parameters have their old values before and after the call."""
     ...
 
 
 class HeldOut:
-  """Takes candidates unless they score less on held-out data; the score of the present values is remembered."""
+  """A decision that accepts candidates unless they score less on held-out data; known scores are reused."""
 
   def __init__(self, score: Callable[[], float], tolerance: float = 0.0):
-    """Decide by `score()`, which judges the parameters as they are when it is called; higher is better."""
+    """Decide by `score()`, which scores the parameters' values at the time of the call; higher is better."""
     self._score, self._tolerance = score, tolerance
     self._known: dict[tuple[str, ...], float] = {}
 

@@ -1,4 +1,4 @@
-"""TextGrad's name for the operations: calls, functions and sums of variables."""
+"""The operations on variables (calls, functions and sums) under TextGrad's module name."""
 
 from selfrag_jax.textgrad.functions import (
   BackwardContext,

@@ -1,4 +1,4 @@
-"""What callers may give: texts, lists of them, counts and names, checked where they are given."""
+"""Checks of arguments: texts, lists, tags, counts and names."""
 
 import difflib
 import numbers
@@ -9,7 +9,7 @@ LARGEST = 2**31 - 1
 
 
 def check_text(value: Any, name: str) -> str:
-  """Return a text. Raises TypeError for another value, ValueError for one that is in no UTF-8 text."""
+  """Return a text. Raises TypeError for another value, ValueError for a text that UTF-8 cannot hold."""
   if not isinstance(value, str):
     raise TypeError(f"{name} must be text (str), not {_kind(value)}")
   if not value.isascii():
@@ -24,12 +24,12 @@ def check_text(value: Any, name: str) -> str:
 
 
 def check_texts(values: Any, name: str) -> list[str]:
-  """Return a list of texts; None is an empty one. Raises TypeError for another value, a single text among them."""
+  """Return a list of texts; None is an empty one. Raises TypeError for another value, such as a single text."""
   return [check_text(value, f"{name}[{i}]") for i, value in enumerate(check_list(values, name, "texts"))]
 
 
 def check_list(values: Any, name: str, what: str) -> list[Any]:
-  """Return a list of `what`; None is an empty one. Raises TypeError for what is none, or a text."""
+  """Return values as a list; None is an empty one. Raises TypeError, which names `what` the list should hold."""
   if values is None:
     return []
   if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
@@ -46,7 +46,7 @@ def check_tags(values: Any, name: str, default: Sequence[str]) -> list[str]:
 
 
 def check_count(value: Any, name: str) -> int:
-  """Return a number from 0 on. Raises TypeError or ValueError."""
+  """Return an integer of at least 0. Raises TypeError or ValueError."""
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     raise TypeError(f"{name} must be an integer, not {_kind(value)}")
   count = int(value)
@@ -58,12 +58,12 @@ def check_count(value: Any, name: str) -> int:
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-  """Return the known name that is close to another, or nothing."""
+  """Return the known name that is closest to `name`, or an empty text."""
   return next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
 
 
 def did_you_mean(meant: str) -> str:
-  """Return a question about a name that may be meant, or nothing without one."""
+  """Return the end of an error that suggests a name, or an empty text without a name."""
   return f" (did you mean {meant!r}?)" if meant else ""
 
 

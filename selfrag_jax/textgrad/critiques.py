@@ -1,4 +1,4 @@
-"""Critiques, as they are kept and as they are found again."""
+"""Critiques as they are stored, as lines of a file, and as a search finds them again."""
 
 import dataclasses
 import json
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-HEAD = b'{"id": "'  # of every line
+HEAD = b'{"id": "'  # the beginning of every line
 
 
 @dataclasses.dataclass(frozen=True)
 class Critique:
-  """One critique and what it was about."""
+  """A critique, and the sample, output and score that it is about."""
 
   role: str  # of the variable
   text: str
@@ -29,15 +29,15 @@ class Critique:
 
 @dataclasses.dataclass(frozen=True)
 class PastCritique:
-  """A critique that was found again; `text` and the rest of `read()` are on disk until they are asked for."""
+  """A critique that a search has found again; `read()` and `text` read it from the disk."""
 
   id: str
   similarity: float
   count: int  # how often it was given, near duplicates counted
-  accepted: bool | None  # the change that followed; None: not known
-  delta: float | None  # of the validation score
-  uses: int  # how often it was found again, and how often the change that followed that was for the better
-  helped: int
+  accepted: bool | None  # whether the change that followed was accepted; None: not known
+  delta: float | None  # the change of the validation score
+  uses: int  # how often it was shown again
+  helped: int  # how often the change after that was for the better
   run: str
   step: int
   vector: np.ndarray  # f32 [D] of the critique
@@ -50,9 +50,9 @@ class PastCritique:
 
 
 def write_line(id: str, critique: Critique) -> bytes:
-  """Return the line of a file that holds a critique."""
+  """Return a critique as a line of a file."""
   text = json.dumps({"id": id, **dataclasses.asdict(critique)}, ensure_ascii=False, default=_number) + "\n"
-  return text.encode("utf-8", "replace")  # half of a surrogate pair is in no UTF-8 file
+  return text.encode("utf-8", "replace")  # UTF-8 cannot hold half of a surrogate pair
 
 
 def _number(value: Any) -> Any:

@@ -13,12 +13,12 @@ from selfrag_jax.textgrad.engine import MeteredEngine
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 
 OLLAMA = "http://localhost:11434/v1"
-PREFIXES = ("gpt-", "chatgpt-", "o1", "o3", "o4", "claude-", "gemini-", "openai/")  # names that are taken as models
-NO_KEY = "none"  # what is sent where there is no key: never that of another endpoint
+PREFIXES = ("gpt-", "chatgpt-", "o1", "o3", "o4", "claude-", "gemini-", "openai/")  # the beginnings of model names
+NO_KEY = "none"  # sent where there is no key: the key of another endpoint is never sent
 OPENAI_KEY = "OPENAI_API_KEY"
-OPENAI_HOSTS = ("api.openai.com", "eu.api.openai.com", "us.api.openai.com")  # where that key is sent
-SECRET = 8  # characters that a key has at least: a shorter placeholder would be cut out of ordinary words
-ENDPOINTS = {  # prefix -> address, name of the environment variable with the key
+OPENAI_HOSTS = ("api.openai.com", "eu.api.openai.com", "us.api.openai.com")  # the hosts that OPENAI_KEY is for
+SECRET = 8  # the fewest characters of a key: cutting out a shorter placeholder would damage ordinary words
+ENDPOINTS = {  # prefix -> address, environment variable with the key
   "claude-": ("https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
   "gemini-": ("https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),
 }
@@ -46,11 +46,11 @@ class OpenAIEngine(MeteredEngine):
       model_string: name of the model.
       base_url: address of the endpoint; OpenAI's, or that of the environment's OPENAI_BASE_URL, by default.
       api_key: key. An endpoint on this machine needs none.
-      api_key_env: name of the environment variable with the key. OPENAI_API_KEY is read without it where the address
-        is OpenAI's own, with https, and nowhere else.
+      api_key_env: name of the environment variable with the key. By default, OPENAI_API_KEY is read if the address is
+        OpenAI's own, with https, and nothing for other addresses.
       timeout: seconds that a call may take.
       max_retries: how often a call is made again, with growing pauses, after a time-out, HTTP 408, 409, 429 or 5xx.
-      temperature, max_tokens: of every call, as other sampling parameters in `options`.
+      temperature, max_tokens: for every call, like other sampling parameters in `options`.
       **options: limits of `MeteredEngine`.
 
     Raises ValueError when a key is needed and there is none, and for an address or an option that no endpoint takes.
@@ -105,9 +105,9 @@ class OpenAIEngine(MeteredEngine):
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
       failed = f"sent no chat completion: {error}"
     else:
-      text = self._without_key(text)  # `generate` refuses an empty one, when what it cost is booked
+      text = self._without_key(text)  # `generate` refuses an empty text after its cost is booked
       return Completion(text, *(getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")))
-    raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # here: no cause holds the request
+    raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # no cause holds the request
 
   def _refused(self, error: Any) -> str:
     if 300 <= error.status_code < 400:
@@ -156,7 +156,7 @@ def _openai() -> Any:
 
 
 def _is_openai(url: str | None) -> bool:
-  """Tell whether an address is OpenAI's own. Raises ValueError for one that is none, or that holds a password."""
+  """Tell whether an address is OpenAI's own. Raises ValueError for an invalid address, or one with a password."""
   if url is None:
     return True
   try:
@@ -166,7 +166,7 @@ def _is_openai(url: str | None) -> bool:
     raise ValueError(f"base_url: {error}") from None
   if parts.username is not None or parts.password is not None or "@" in parts.netloc:
     raise ValueError("base_url holds a user's name or a password (before @); give api_key or api_key_env instead")
-  if "?" in url or "#" in url:  # the path of each call is put behind it; what follows ? may be a key
+  if "?" in url or "#" in url:  # each call appends its path; the part after ? may be a key
     raise ValueError("base_url goes on after its path, by ? or #; give such parameters as extra_query={...}")
   if parts.scheme not in ("http", "https") or not parts.hostname or not _is_printable(url):
     raise ValueError(f"base_url = {_short(url)!r} is no address such as http://localhost:8000/v1")
@@ -178,7 +178,7 @@ def _is_printable(url: str) -> bool:
 
 
 def _checked(key: str, variable: str | None) -> str:
-  """Return a key that a header can hold. Raises ValueError, without the key, for another."""
+  """Return a key that a header can hold. Raises ValueError, which does not quote the key, for another."""
   key = check_text(key, variable or "api_key").strip()
   if not (key.isascii() and key.isprintable()):
     raise ValueError(f"the key in {variable or 'api_key'} holds characters that no HTTP header may have")
@@ -189,17 +189,17 @@ class ChatExternalClient(OpenAIEngine):
   """A model behind a client that the caller has made, such as `openai.OpenAI(base_url=..., api_key=...)`."""
 
   def __init__(self, client: Any, model_string: str, **options: Any):
-    """Make an engine; `options` are those of `OpenAIEngine` but for address, key and retries, which the client has."""
+    """Make an engine; `options` are `OpenAIEngine`'s except for address, key and retries, which the client has."""
     super().__init__(model_string, str(client.base_url), NO_KEY, **options)
     key = getattr(client, "api_key", None)
-    self._key = key if isinstance(key, str) else NO_KEY  # what an echo of it is known by
+    self._key = key if isinstance(key, str) else NO_KEY  # to recognise an echo of it
     self._client = client
 
 
 def endpoint_engine(name: str, **options: Any) -> OpenAIEngine | None:
-  """Return the engine of a model whose provider speaks this protocol, or `ollama-MODEL`; None for another name.
+  """Return the engine of a model whose provider speaks OpenAI's protocol, or of `ollama-MODEL`; None for other names.
 
-  `options` are those of `OpenAIEngine`. The key is that of the endpoint's own environment variable.
+  `options` are those of `OpenAIEngine`. The key comes from the endpoint's own environment variable.
   """
   if name.startswith("ollama-"):
     return OpenAIEngine(name.removeprefix("ollama-"), **{**options, "base_url": options.get("base_url") or OLLAMA})

@@ -1,4 +1,4 @@
-"""Engines: what answers a prompt, one at a time or many at once."""
+"""Engines, which answer prompts, one at a time or many at once."""
 
 import abc
 import concurrent.futures
@@ -42,9 +42,9 @@ class EngineLM(abc.ABC):
 
 
 class MeteredEngine(EngineLM):
-  """An engine with limits; subclasses implement `complete`."""
+  """An engine with a context limit, a cache and an account; subclasses implement `complete`."""
 
-  address = ""  # of the server that has the model: two of one name may be different models
+  address = ""  # of the model's server: models of one name on two servers may differ
 
   def __init__(
     self,
@@ -63,8 +63,8 @@ class MeteredEngine(EngineLM):
       model_string: name of the model, a part of the cache's key.
       context_tokens: how many tokens the prompt and the longest answer may have together; None: nothing is checked.
       cache: answers on disk: a file, a folder, an `EngineCache`, or True for a file among the user's caches.
-      account: what the calls are booked to.
-      count_tokens: counts those of a prompt; an estimate from its bytes where the tokenizer is not at hand.
+      account: the account to which calls are booked.
+      count_tokens: counts the tokens of a prompt; an estimate from its bytes by default.
       concurrency: how many threads may ask at once.
       **sampling: parameters of every call, such as temperature and max_tokens.
 
@@ -79,13 +79,13 @@ class MeteredEngine(EngineLM):
 
   @abc.abstractmethod
   def complete(self, content: Content, system_prompt: str | None, **sampling: Any) -> Completion:
-    """Answer a prompt, without limits."""
+    """Answer a prompt without checking limits."""
 
   def generate(self, content: Content, system_prompt: str | None = None, **sampling: Any) -> str:
     """Answer a prompt.
 
-    Raises TypeError for what is no prompt, ValueError for an unknown option, ContextBudgetError, BudgetError and
-    EngineError.
+    Raises TypeError for content that is no prompt, ValueError for an unknown option, ContextBudgetError, BudgetError
+    and EngineError.
     """
     check_options(type(self), sampling)
     sampling = {**self.sampling, **sampling}
@@ -117,7 +117,7 @@ class MeteredEngine(EngineLM):
 class CallableEngine(MeteredEngine):
   """A function (content, system_prompt) -> text as an engine: a local model, or a script.
 
-  A list of answers is given out in its order, for tests; `calls` are the last prompts that were asked.
+  For tests, a list of answers is given out in its order; `calls` holds the last prompts.
   """
 
   def __init__(
@@ -141,7 +141,7 @@ class CallableEngine(MeteredEngine):
       del self.calls[:-LOGGED]
       self._asked += 1
     text = self._answer(content, system_prompt)
-    answered = self.count_tokens(text) if isinstance(text, str) else 0  # `generate` refuses what is no text
+    answered = self.count_tokens(text) if isinstance(text, str) else 0  # `generate` refuses an answer that is no text
     return Completion(text, self.count_tokens(content) + self.count_tokens(system_prompt), answered)
 
   def _next(self, content: Content, system_prompt: str | None) -> str:
@@ -152,16 +152,16 @@ class CallableEngine(MeteredEngine):
 
 
 class Request(NamedTuple):
-  """What an engine is asked."""
+  """A prompt for an engine, with its system prompt."""
 
   content: Content
   system_prompt: str | None
 
 
 def ask_all(engine: EngineLM, requests: Sequence[Request]) -> Iterator[str]:
-  """Ask all at once, as far as the engine allows it; yield the answers in the order of the requests.
+  """Send all requests at once, up to the engine's `concurrency`; yield the answers in the order of the requests.
 
-  When a call raises, the answers before it have been yielded, calls that have not begun are not made, and it raises.
+  When a call raises, calls that have not begun are not made; answers before it are yielded, then the error is raised.
   """
   calls = [functools.partial(engine, content, system_prompt=system) for content, system in requests]
   for answer in at_once(calls, getattr(engine, "concurrency", EngineLM.concurrency)):
@@ -169,9 +169,9 @@ def ask_all(engine: EngineLM, requests: Sequence[Request]) -> Iterator[str]:
 
 
 def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
-  """Make calls in up to `workers` threads, this one among them; yield what they return in the order of the calls.
+  """Make calls in up to `workers` threads, the current one included; yield the results in the order of the calls.
 
-  When a call raises, calls that have not begun are not made; what came before it is yielded, then it raises.
+  When a call raises, calls that have not begun are not made; results before it are yielded, then the error is raised.
   """
   workers = min(workers, len(calls))
   if workers <= 1:
@@ -185,41 +185,42 @@ def at_once(calls: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
   is_over, context = threading.Event(), contextvars.copy_context()
 
   def work(place: int, caught: type[BaseException]) -> None:
-    if place < workers and not waiting.empty():  # each brings the next: calls that take no time need no other thread
+    if place < workers and not waiting.empty():  # each thread starts the next: instant calls need no other thread
       _helpers.do(functools.partial(work, place + 1, BaseException))
     while not is_over.is_set():
       try:
         future, call = waiting.get_nowait()
       except queue.Empty:
         return
-      try:  # in the caller's context: the account knows which calls wait for these
+      try:  # in the caller's context, from which the account knows which calls wait for these
         future.set_result(context.copy().run(call))
       except caught as error:  # raised again where the result is asked for
         is_over.set()
         future.set_exception(error)
 
   try:
-    work(1, Exception)  # a Ctrl-C comes here, and waits for nobody
+    work(1, Exception)  # a Ctrl-C arrives in this thread, is not caught, and waits for no other thread
     for future in futures:
       while not (future.done() or concurrent.futures.wait([future], timeout=1.0).done):
-        pass  # a Ctrl-C in the moment before the wait begins is seen when it ends
+        pass  # a Ctrl-C just before the wait begins is seen when the wait ends
       yield future.result()
   finally:
     is_over.set()
 
 
 class _Helpers:
-  """Threads that wait for work, as many as were ever at work at once.
+  """A pool of threads that wait for work, as many as were ever busy at once.
 
-  They are daemons, which no executor of the standard library has: a program that is interrupted ends at once instead of
-  waiting for answers from the network. And they stay: to start one takes longer than all else that a call costs.
+  The threads are daemons, which no executor of the standard library has: a program that is interrupted ends at once
+  instead of waiting for answers from the network. They stay alive, because starting a thread takes longer than
+  everything else that a call costs.
   """
 
   def __init__(self) -> None:
     self._lock, self._work, self._free = threading.Lock(), queue.SimpleQueue[Callable[[], None]](), 0
 
   def do(self, work: Callable[[], None]) -> None:
-    """Do some work in a thread, at once."""
+    """Start work in a thread at once."""
     with self._lock:
       if self._free:
         self._free -= 1
@@ -240,7 +241,7 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
 
 
 def _prompt(content: Any) -> Content:
-  """Return a text, or texts and images, for UTF-8. Raises TypeError for anything else."""
+  """Return a text, or texts and images, as UTF-8 can hold it. Raises TypeError for anything else."""
   if isinstance(content, (list, tuple)):
     return [part if isinstance(part, bytes) else _prompt_text(part) for part in content]
   return _prompt_text(content)
@@ -262,4 +263,4 @@ def _text(answer: Any, engine: EngineLM) -> str:
 
 
 def _plain(text: str) -> str:
-  return text.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no UTF-8 file, nor in a request
+  return text.encode("utf-8", "replace").decode()  # neither files nor requests can hold half of a surrogate pair

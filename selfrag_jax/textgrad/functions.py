@@ -1,4 +1,4 @@
-"""Calls of language models and functions that remember how to bring critiques back to what they were given."""
+"""Calls of language models and of functions, with backward functions that give critiques to their inputs."""
 
 import abc
 import functools
@@ -25,43 +25,43 @@ _groups = itertools.count()
 
 
 class Function(abc.ABC):
-  """Something that makes a variable from variables."""
+  """An operation that makes a variable from variables."""
 
   @abc.abstractmethod
   def forward(self, *args: Any, **kwargs: Any) -> Variable:
-    """Make it."""
+    """Make the variable."""
 
   def __call__(self, *args: Any, **kwargs: Any) -> Variable:
-    """Make it."""
+    """Make the variable."""
     return self.forward(*args, **kwargs)
 
 
 class BackwardContext:
-  """A function and its arguments, as the `grad_fn` of a variable that a function of one's own has made."""
+  """A function with its arguments, as the `grad_fn` of a variable that the caller's own function has made."""
 
   def __init__(self, backward_fn: Callable[..., Any], *args: Any, **kwargs: Any):
-    """Keep what `backward_fn` is called with, beside `backward_engine`."""
+    """Keep the arguments of `backward_fn` besides `backward_engine`."""
     self.backward_fn, self.args, self.kwargs = backward_fn, args, kwargs
 
   def __call__(self, backward_engine: EngineLM) -> Any:
-    """Call it."""
+    """Call the function."""
     return self.backward_fn(*self.args, **self.kwargs, backward_engine=backward_engine)
 
 
 class Module(Function):
-  """A function with variables of its own."""
+  """An operation with parameters."""
 
   def parameters(self) -> list[Variable]:
-    """Return what an optimizer may change."""
+    """Return the variables that an optimizer may change."""
     return []
 
   def named_parameters(self) -> Iterator[tuple[str, Variable]]:
-    """Yield them with their roles."""
+    """Yield the parameters with their roles."""
     for parameter in self.parameters():
       yield parameter.get_role_description(), parameter
 
   def zero_grad(self) -> None:
-    """Forget the critiques of all of them."""
+    """Forget the critiques of all parameters."""
     for parameter in self.parameters():
       parameter.reset_gradients()
 
@@ -70,7 +70,7 @@ class LLMCall(Function):
   """Ask a language model; backward, the input and the system prompt are criticised in the light of the answer."""
 
   def __init__(self, engine: EngineLM | str | None, system_prompt: Variable | None = None):
-    """Make the call of an engine, its name, or None for the backward engine."""
+    """Make the call; `engine` is an engine, its name, or None for the backward engine."""
     self.engine = resolve_engine(engine)
     self.system_prompt = None if system_prompt is None else check_variable(system_prompt, "system_prompt")
     if self.system_prompt is not None:
@@ -82,7 +82,7 @@ class LLMCall(Function):
     return self._ask(_text_of(input_variable), [input_variable], response_role_description)
 
   def _ask(self, content: Content, inputs: Sequence[Variable], role: str | None) -> Variable:
-    """Ask the engine; the answer requires gradients whatever it was made from, since it may itself be improved."""
+    """Ask the engine; the answer always requires gradients, since it may itself be improved."""
     system = None if self.system_prompt is None else self.system_prompt.get_value()
     (text,) = ask_all(self.engine, [Request(content, system)])
     sources = [*([] if self.system_prompt is None else [self.system_prompt]), *inputs]
@@ -106,7 +106,7 @@ class FormattedLLMCall(LLMCall):
     self.format_string, self.fields = check_text(format_string, "format_string"), _by_name(fields, "fields")
 
   def forward(self, inputs: Mapping[str, Variable], response_role_description: str | None = None) -> Variable:
-    """Ask the engine. Raises ValueError when the inputs are not those of the format string."""
+    """Ask the engine. Raises ValueError when the names of the inputs are not the fields."""
     inputs = _named(inputs, self.fields)
     content = fill_format(self.format_string, {name: _text_of(v) for name, v in inputs.items()})
     return self._ask(content, list(inputs.values()), response_role_description)
@@ -130,7 +130,7 @@ class OrderedFieldsMultimodalLLMCall(MultimodalLLMCall):
     self.fields = check_texts(fields, "fields")
 
   def forward(self, inputs: Mapping[str, Variable], response_role_description: str | None = None) -> Variable:
-    """Ask the engine. Raises ValueError when the inputs are not the fields."""
+    """Ask the engine. Raises ValueError when the names of the inputs are not the fields."""
     inputs = _named(inputs, self.fields)
     values = [(name, inputs[name].get_value()) for name in self.fields]
     content = [value if isinstance(value, bytes) else f"**{name}**: {value}" for name, value in values]
@@ -141,7 +141,7 @@ class StringBasedFunction(Function):
   """A function of texts, such as a unit test; backward, its inputs are criticised in the light of what it returned."""
 
   def __init__(self, fn: Callable[..., str | int], function_purpose: str):
-    """Make a function; it is called with variables by name, `function_purpose` tells critics what it does."""
+    """Make a function; it is called with variables by name, and `function_purpose` tells critics what it does."""
     if not callable(fn):
       raise TypeError(f"fn must be a function, not {type(fn).__name__}")
     self.fn, self.function_purpose = fn, check_text(function_purpose, "function_purpose")
@@ -203,12 +203,12 @@ def formatted_llm_call(
 
 
 def sum(variables: Sequence[Variable]) -> Variable:  # TextGrad's name, after torch.sum
-  """Join variables line by line; backward, each receives what the whole has received."""
+  """Join variables line by line; backward, each receives the critiques of the whole."""
   return join(variables, "\n")
 
 
 def aggregate(variables: Sequence[Variable]) -> Variable:
-  """Join variables line by line; critiques that come from it and meet in one variable become one, by the engine."""
+  """Join variables line by line; backward, the engine combines the critiques that one variable receives from it."""
   total = join(variables, "\n")
   total._groups = (next(_groups),)
   return total
@@ -235,7 +235,7 @@ def _named(inputs: Any, fields: Collection[str] | None) -> dict[str, Variable]:
 
 
 def _llm_backward(response: Variable, content: Content, system: str | None, backward_engine: EngineLM) -> list[Message]:
-  """Ask for critiques of what a language model was given. Images come before the question, as they were shown."""
+  """Ask for critiques of a language model's inputs. Images come before the question, as they were shown."""
   images = isinstance(content, list)
   prompt = " ".join("(image above)" if isinstance(p, bytes) else p for p in content) if images else content
   seen = [part for part in content if isinstance(part, bytes)] if images else []
@@ -250,7 +250,7 @@ def _function_backward(
   """Ask for critiques of a function's inputs."""
   shown = {name: f"**{name}** ({v.get_role_description()}): {v.get_value()}" for name, v in inputs.items()}
   fields = {"function_purpose": purpose, "inputs": "\n\n".join(shown.values()), "response_value": response.get_value()}
-  # what is improved, such as a program, is the same in all samples
+  # a text that is being improved, such as a program, is the same in all samples
   sample = [shown[name] for name, v in inputs.items() if not v.requires_grad] or shown.values()
   return _ask_critiques("function", response, fill(FUNCTION_CONVERSATION, **fields), [], "\n\n".join(sample))
 

@@ -1,4 +1,4 @@
-"""What an optimizer is shown of its past: the critiques of cases like the present ones, in a budget of tokens."""
+"""The choice of past critiques for an optimizer's prompt: those of similar cases, in a budget of tokens."""
 
 import dataclasses
 import itertools
@@ -17,23 +17,23 @@ MERGES = ("concatenate", "mmr", "cluster", "outcome")
 
 @dataclasses.dataclass(frozen=True)
 class RagConfig:
-  """How much of the past an optimizer is shown.
+  """Settings of the choice of past critiques.
 
-  Feedback takes at most `tokens` of a prompt: first that of this step, then the `window` critiques before it, then up
-  to `k` that were retrieved, then the optimizer's `gradient_memory`, its last steps first. The merge is `concatenate`
-  (most similar first), `mmr` (Carbonell & Goldstein 1998), `cluster` (one for each group that says the same), or
-  `outcome` (similarity, more if the change that followed helped).
+  Feedback takes at most `tokens` of a prompt: first this step's critiques, then the `window` critiques before them,
+  then up to `k` retrieved critiques, then the optimizer's `gradient_memory`, its last steps first. The merge is
+  `concatenate` (most similar first), `mmr` (Carbonell & Goldstein 1998), `cluster` (one critique for each group that
+  says the same), or `outcome` (similarity, weighted by whether the change that followed helped).
   """
 
   k: int = 8
   window: int = 0
   tokens: int = 1500
-  past_tokens: int = 500  # of them, for window and retrieved at most
+  past_tokens: int = 500  # the most of `tokens` for window and retrieved critiques
   merge: str = "mmr"
   min_score: float = 0.1
-  min_ratio: float = 0.75  # of the similarity of the best that was found for the same sample
-  diversity: float = 0.3  # of mmr: 0 is similarity alone
-  same: float = 0.8  # of cluster: cosine from which two critiques say the same
+  min_ratio: float = 0.75  # least similarity, relative to the best critique for the same sample
+  diversity: float = 0.3  # for mmr: 0 is similarity alone
+  same: float = 0.8  # for cluster: cosine from which two critiques say the same
   count_tokens: Callable[[Content | None], int] = estimate_tokens
 
   def __post_init__(self):
@@ -45,22 +45,22 @@ class RagConfig:
 
 @dataclasses.dataclass
 class Past:
-  """What was chosen: lines for the prompt and the ids behind them."""
+  """The chosen past critiques: lines for the prompt and their ids."""
 
   lines: list[str]
   ids: list[str]
 
 
 def recall(store: GradientStore, rows: np.ndarray, role: str, config: RagConfig, budget: int) -> Past:
-  """Choose past critiques of a role for the current ones, whose `rows` [N, 2D] are those of `GradientStore.embed`.
+  """Choose past critiques of a role, in at most `budget` tokens, for the current critiques.
 
-  It is called before the current ones are stored. At most `budget` tokens.
+  `rows` [N, 2D] are the current critiques by `GradientStore.embed`; this must be called before they are stored.
   """
   window = store.recent(config.window, role=role) if config.window else []
   found: dict[str, PastCritique] = {}
   near = store.search(rows, 2 * config.k, role=role, min_score=config.min_score) if config.k else []
   near = [[c for c in past if c.similarity >= config.min_ratio * past[0].similarity] for past in near]
-  for same_rank in itertools.zip_longest(*near):  # each sample's best first: none takes the room of the others
+  for same_rank in itertools.zip_longest(*near):  # each sample's best first: no sample takes the room of another
     for critique in sorted(filter(None, same_rank), key=lambda c: -c.similarity):
       found.setdefault(critique.id, critique)
   for critique in window:
@@ -78,7 +78,7 @@ def recall(store: GradientStore, rows: np.ndarray, role: str, config: RagConfig,
 
 
 def merge(ranked: Sequence[PastCritique], config: RagConfig) -> list[PastCritique]:
-  """Put past critiques, the best of each sample first, in the order in which they are worth their tokens."""
+  """Order past critiques by `config.merge`, most useful first; `ranked` has the best critique of each sample first."""
   if config.merge == "concatenate" or len(ranked) < 2:
     return list(ranked)
   if config.merge == "outcome":
@@ -88,12 +88,12 @@ def merge(ranked: Sequence[PastCritique], config: RagConfig) -> list[PastCritiqu
   if config.merge == "cluster":
     return _representatives(ranked, alike, config.same)
   relevance = (1 - config.diversity) * np.array([c.similarity for c in ranked])
-  relevance[0] = np.inf  # the best of the first sample leads, whatever else there is
+  relevance[0] = np.inf  # the best critique of the first sample always leads
   return [ranked[i] for i in diverse_order(relevance, config.diversity * alike, config.k)]
 
 
 def _representatives(ranked: Sequence[PastCritique], alike: np.ndarray, same: float) -> list[PastCritique]:
-  """Keep the most similar of each group that says the same, with the counts of all; the most frequent groups first."""
+  """Keep the first critique of each group that says the same, with the group's count; similar, frequent ones first."""
   leaders: list[int] = []
   counts: dict[int, int] = {}
   for i, critique in enumerate(ranked):
@@ -112,17 +112,17 @@ def _outcome_weight(critique: PastCritique) -> float:
 
 
 def format_past(critique: PastCritique, is_recent: bool) -> str:
-  """Return a past critique as the optimizer is shown it."""
+  """Return the line that shows a past critique to the optimizer."""
   similarity = 'recent="yes"' if is_recent else f'similarity="{critique.similarity:.2f}"'
   outcome = {True: "accepted", None: "unknown", False: "rejected"}[critique.accepted]
   change = "" if critique.delta is None else f" {critique.delta:+.3f}"
   facts = f'{similarity} count="{critique.count}" outcome="{outcome}{change}"'
-  text = re.sub("<(/?PAST_FEEDBACK)", r"< \1", critique.text)  # a critique that quotes the tag ends at its own
+  text = re.sub("<(/?PAST_FEEDBACK)", r"< \1", critique.text)  # a critique may quote the tag
   return f"<PAST_FEEDBACK {facts}>{text}</PAST_FEEDBACK>"
 
 
 def fit(parts: Sequence[list[Any]], budget: int, count_tokens: Callable[[Content | None], int]) -> list[list[Any]]:
-  """Keep as many of the newest parts as a budget of tokens allows, in their order; the newest is cut if it must be."""
+  """Keep as many of the newest parts as a budget of tokens allows, in order; the newest is cut if it is too long."""
   kept: list[list[Any]] = []
   for part in reversed(parts):
     cost = count_tokens(part)

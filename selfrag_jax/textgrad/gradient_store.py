@@ -1,4 +1,4 @@
-"""`GradientStore`: every critique that an optimizer has ever had, found again by what it was about."""
+"""A store of all critiques that an optimizer has received, searched by the similarity of samples and critiques."""
 
 import collections
 import io
@@ -19,9 +19,9 @@ from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.storage.manifest import FormatError, Manifest, ManifestError
 from selfrag_jax.textgrad.critiques import HEAD, Critique, PastCritique, parse_line, write_line
 
-LOGGED = 1000  # changes of a small store before its log is written anew
-FEW = 32  # records whose mean says little of what all share: it is shrunk towards 0
-UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # what became of a critique
+LOGGED = 1000  # changes of a small store before its log is rewritten
+FEW = 32  # the mean of so few records says little of what all records share: it is shrunk towards 0
+UNKNOWN = {"accepted": None, "delta": None, "uses": 0, "helped": 0}  # the outcome of a new critique
 _MANIFEST = Manifest({"encoder": str, "width": int}, name="gradient_store.json", format=3)
 
 
@@ -30,12 +30,12 @@ class GradientStoreError(RuntimeError):
 
 
 class GradientStore:
-  """Critiques with two embeddings each, that of the sample and that of the critique, in memory or in a folder.
+  """Critiques in memory or in a folder, each with two embeddings: of its sample and of its text.
 
-  Texts stay on disk: what is kept in memory does not depend on their length. Those that were given up are taken out of
-  the file when they are more than the rest. One process writes to a folder, others may read; `kill -9` loses at most
-  the critique that was being written. Near duplicates of the same role are counted, not added; a full store gives up
-  what helped least, was used least and is oldest.
+  A folder's texts stay on disk, so the memory in use does not depend on their length. Texts of deleted critiques leave
+  the file when they outnumber the rest. One process writes to a folder, others may read; `kill -9` loses at most the
+  critique that was being written. Near duplicates of the same role are counted, not added. A full store deletes the
+  critiques that helped least, were used least and are oldest.
   """
 
   def __init__(
@@ -53,16 +53,16 @@ class GradientStore:
 
     Args:
       path: local folder; None keeps everything in memory.
-      encoder: an `Encoder`, or a function of texts to [N, D]; words, hashed, by default: those of the folder if it was
-        made with such.
-      encoder_name: what the folder remembers it by; its `name` by default, and needed if it has none.
+      encoder: an `Encoder`, or a function from texts to [N, D]; a `HashingEncoder` by default, the folder's own if it
+        was made with one.
+      encoder_name: name of the encoder in the folder; the encoder's `name` by default, required if it has none.
       max_records: how many critiques fit.
-      sample_weight: the key of a search. 1 finds by the sample alone, 0 by the critique alone, and what is between by
-        both; the critiques' similarity has the rest. A folder has both, and can be opened with any. Where critiques
-        name what they are about they find best (precision@8 of the router's 1.000, by both 0.983, by the sample 0.579:
-        benchmarks/gradient_keys.py); both are the default because not all critics can be relied on for that.
-      dedupe_threshold: similarity, of both, from which a critique repeats an earlier one; None: none does.
-      read_only: see the folder as it is now, beside the process that writes.
+      sample_weight: weight of the samples' similarity in a search; the critiques' similarity has the rest. 1 searches
+        by the sample alone, 0 by the critique alone. A folder has both embeddings and can be opened with any weight.
+        Critiques that name their subject are the best key (precision@8 of the router's: 1.000, by both 0.983, by the
+        sample 0.579: benchmarks/gradient_keys.py); both are the default because not every critic names it.
+      dedupe_threshold: similarity of both embeddings from which a critique repeats an earlier one; None: never.
+      read_only: open the folder as it is now, even while another process writes to it.
 
     Raises GradientStoreError for a folder of another encoder or version, FolderInUseError when another process writes.
     """
@@ -73,8 +73,8 @@ class GradientStore:
     self._sample_weight, self._max_records = sample_weight, max_records
     self._recent: dict[str, collections.deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=64))
     self._lock, self._changes = threading.RLock(), 0
-    self._total = np.zeros(2 * width)  # of the rows of all records
-    self._places: dict[str, tuple[int, int]] = {}  # id -> where its line begins, and its length
+    self._total = np.zeros(2 * width)  # sum of the rows of all records
+    self._places: dict[str, tuple[int, int]] = {}  # id -> start and length of its line
     settings = {"encoder": name, "width": width}
     options = {"backend": "numpy", "dedupe_threshold": dedupe_threshold, "dedupe_within": "role"}
     self._file, self._texts = None if path is None else pathlib.Path(path) / "critiques.jsonl", io.BytesIO()
@@ -105,7 +105,7 @@ class GradientStore:
     if read_only or (folder.exists() and any(folder.iterdir()) and not (folder / "memory").exists()):
       raise GradientStoreError(f"{folder} holds no gradient store; give its folder, or an empty one for a new store")
     folder.mkdir(parents=True, exist_ok=True)
-    begun = (folder / "memory" / "manifest.json").exists()  # killed before the manifest was written
+    begun = (folder / "memory" / "manifest.json").exists()  # a process was killed before it wrote the manifest
     make = MemoryStore.load if begun else MemoryStore
     sizes = {"d_model": 2 * settings["width"], "max_chunks": max_records, "chunk_size": 0, "metric": "dot"}
     memory = make(path=str(folder / "memory"), **({} if begun else sizes), **options)
@@ -132,7 +132,7 @@ class GradientStore:
         f"{file} lacks the texts of {missing} critiques: it was damaged, or has changed while it was opened"
       )
     if not read_only:
-      self._texts.truncate(end)  # a line that was not written to its end
+      self._texts.truncate(end)  # without a line that was not written to its end
 
   def __len__(self) -> int:
     return len(self._memory)
@@ -144,14 +144,14 @@ class GradientStore:
     self.close()
 
   def close(self) -> None:
-    """Give the folder back. Nothing is lost without it."""
+    """Release the folder. Nothing is lost without this call."""
     self._memory.close()
     self._texts.close()
 
   def embed(self, critiques: Sequence[Critique]) -> np.ndarray:
-    """Embed samples and critiques side by side, f32 [N, 2D], each of norm 1, or 0 where the text is empty.
+    """Embed each sample and its critique side by side, f32 [N, 2D]; each half has norm 1, or 0 for an empty text.
 
-    The prompt that is being optimized is in neither: it is the same for all of them.
+    Neither half contains the prompt that is being optimized, which is the same for all critiques.
     """
     texts = [text for c in critiques for text in (c.sample, c.text)]
     rows = np.asarray(self._encoder([text or " " for text in texts]), np.float32)
@@ -160,9 +160,9 @@ class GradientStore:
     return rows.reshape(len(critiques), -1)
 
   def add(self, critiques: Sequence[Critique], rows: np.ndarray | None = None) -> list[str]:
-    """Keep critiques and return their ids; a near duplicate's is that of the one that is there.
+    """Store critiques and return their ids; a near duplicate gets the id of the critique that it repeats.
 
-    `rows` are those of `embed`. Raises OSError when the disk is full: nothing is added.
+    `rows` [N, 2D] come from `embed`. Raises OSError when the disk is full; then nothing is added.
     """
     if not critiques:
       return []
@@ -192,16 +192,16 @@ class GradientStore:
     self._note_places(start, ids, lines)
 
   def _note_changes(self, n: int) -> None:
-    """Have the memory's log, to which each change adds its vector, written anew when it is longer than the memory."""
+    """Rewrite the memory's log, to which each change adds its vector, when it is much longer than the memory."""
     self._changes += n
     if self._file is not None and self._changes > 2 * len(self._memory) + LOGGED:
       self._memory.save()
       self._changes = 0
 
   def forget(self, run: str, step: int) -> None:
-    """Give up what a run has added since a step began that was stopped and is to be done again.
+    """Delete the critiques that a run added from a step on: the step was interrupted and will be repeated.
 
-    What repeated an older critique was only counted, and stays so.
+    Repetitions of older critiques were only counted, and their counts stay.
     """
     with self._lock:
       known = zip(self._memory.ids, self._memory.metadata, strict=True)
@@ -212,14 +212,14 @@ class GradientStore:
   ) -> list[list[PastCritique]]:
     """Find the k past critiques most similar to each of the rows of `embed` [N, 2D], best first, of a role if given.
 
-    What all records share is taken off first, as the mean of their rows: the similarity of two records that have
-    nothing else in common is about 0, whatever the encoder. Raises nothing for an empty store.
+    The mean row of all records is subtracted first, so that two records with nothing else in common have a similarity
+    of about 0, whatever the encoder. An empty store raises nothing.
     """
     queries, offsets = self._centred(rows)
     least = min_score + offsets.min(initial=0.0)
     if role is None or self._recent.keys() <= {role}:
       fitting = self._memory.search_batched(queries, k, min_score=least)
-    else:  # asking for more and leaving out what does not fit is faster than a filter over all, if most do fit
+    else:  # if most records have the role, it is faster to search for more and drop the rest than to filter all
       found = self._memory.search_batched(queries, 4 * k, min_score=least)
       fitting = [[c for c in chunks if c.metadata["role"] == role][:k] for chunks in found]
       if any(len(chunks) < k <= len(all_) // 4 for chunks, all_ in zip(fitting, found, strict=True)):
@@ -231,7 +231,7 @@ class GradientStore:
     return [[critique for critique in found if critique.similarity >= min_score] for found in past]
 
   def _centred(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the queries [N, 2D] whose product with a record is its similarity, and what to take off it, [N]."""
+    """Return queries [N, 2D] and offsets [N]: a record's similarity is its product with the query less the offset."""
     mean = (self._total / (len(self._memory) + FEW)).astype(np.float32)
     halves = (rows - mean).reshape(len(rows), 2, -1)
     halves /= np.maximum(np.linalg.norm(halves, axis=2, keepdims=True), 1e-12)
@@ -245,14 +245,14 @@ class GradientStore:
     return [self._past(self._memory.get(id)) for id in ids[:n]]
 
   def note_outcome(self, ids: Iterable[str], accepted: bool, delta: float | None) -> None:
-    """Say what became of the change that followed critiques."""
+    """Record whether the change that followed some critiques was accepted, and how much it changed the score."""
     for id in ids:
       if id in self._memory:
         self._memory.update(id, metadata={"accepted": accepted, "delta": delta})
         self._note_changes(1)
 
   def note_use(self, ids: Iterable[str], helped: bool) -> None:
-    """Say that critiques were shown to the optimizer again, and whether the change that followed was for the better."""
+    """Record that critiques were shown to the optimizer again, and whether the change that followed was better."""
     for id in ids:
       if id in self._memory:
         old = self._memory.get(id).metadata
@@ -287,11 +287,11 @@ class GradientStore:
 
   def _note_recent(self, role: str, id: str) -> None:
     recent = self._recent[role]
-    if id not in recent:  # what is said again keeps its place, as it does when the store is opened again
+    if id not in recent:  # a repeated critique keeps its place, as it does when the store is reopened
       recent.append(id)
 
   def _make_room(self, n: int) -> None:
-    """Give up the least valuable, a twentieth at a time, before the store is full."""
+    """Delete the least valuable critiques, at least a twentieth at a time, where n more would not fit."""
     if n > self._max_records:
       raise ValueError(f"{n} critiques at once do not fit into a store of max_records={self._max_records}")
     if len(self._memory) + n <= self._max_records:
@@ -307,8 +307,8 @@ class GradientStore:
     self._total = self._memory.embeddings.sum(axis=0, dtype=np.float64)
 
   def _compact(self) -> None:
-    """Leave out the texts of what was given up; the file takes the place of the old one in one step."""
-    last = next(reversed(self._places))  # it stays, so that no id comes again
+    """Rewrite the file without the texts of deleted critiques; the new file replaces the old one in one step."""
+    last = next(reversed(self._places))  # it stays, so that no id is used twice
     kept = [id for id in self._places if id in self._memory or id == last]
     lines = [write_line(id, self.read(id)) for id in kept]
     if self._file is None:
@@ -318,7 +318,7 @@ class GradientStore:
         write_bytes_atomic(str(self._file), b"".join(lines))
         self._texts.close()
         self._texts = open(self._file, "r+b", buffering=0)  # noqa: SIM115
-      except BaseException:  # nobody knows which of the two files is open: nothing more may be written
+      except BaseException:  # it is unknown which of the two files is open: nothing more may be written
         self.close()
         raise
     self._places = {}
@@ -330,9 +330,9 @@ class GradientStore:
       start += len(line)
 
   def _find_lines(self) -> int:
-    """Note where each line begins; return the end of the last whole one."""
+    """Note where each line begins; return the end of the last whole line."""
     start = 0
-    with open(os.dup(self._texts.fileno()), "rb") as file:  # this very file: a writer may put another in its place
+    with open(os.dup(self._texts.fileno()), "rb") as file:  # the file that is open: a writer may replace the path
       for line in file:
         if not line.endswith(b"\n"):
           break
@@ -348,21 +348,21 @@ class GradientStore:
 
 def _write(file: BinaryIO, data: bytes) -> None:
   view = memoryview(data)
-  while view:  # a raw file may take a part
+  while view:  # a raw file may write only a part
     view = view[file.write(view) :]
 
 
 def _value(chunk: Chunk, newest: int) -> float:
-  """Return what a critique is worth keeping for: its outcome, its use, and how recent it is, each between 0 and 1."""
+  """Return the value of keeping a critique: the sum of its outcome, use and recency, each between 0 and 1."""
   facts = chunk.metadata
   outcome = {True: 1.0, None: 0.5, False: 0.0}[facts["accepted"]]
   use = math.tanh((facts["uses"] + facts["helped"] + chunk.count - 1) / 4)
-  age = (newest - int(chunk.id)) / max(newest, 1)  # steps begin at 0 in every run
+  age = (newest - int(chunk.id)) / max(newest, 1)  # by ids, since steps begin at 0 in every run
   return outcome + use + (1 - age)
 
 
 def _hashing_of(path: str | None) -> HashingEncoder | None:
-  """Return the hashed words that a folder was made with; None for a new one, or one of another encoder."""
+  """Return the hashing encoder that a folder was made with; None for a new folder or another encoder."""
   found = None if path is None else _settings(pathlib.Path(path))
   return None if found is None else HashingEncoder.named(found["encoder"])
 

@@ -1,4 +1,4 @@
-"""The graph of variables as a picture, through the package graphviz."""
+"""A drawing of the graph of variables, through the package graphviz."""
 
 import html
 import textwrap
@@ -9,7 +9,7 @@ WIDTH, LONGEST = 40, 600  # characters of a line, and of a text
 
 
 def draw(nodes: Sequence[Any], print_gradients: bool = False) -> Any:
-  """Return a `graphviz.Digraph` of variables, the last made first. Raises ImportError where the package is missing."""
+  """Return a `graphviz.Digraph` of variables, latest first. Raises ImportError where the package is missing."""
   try:
     from graphviz import Digraph
   except ImportError:

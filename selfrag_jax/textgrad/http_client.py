@@ -1,4 +1,4 @@
-"""An HTTP client for servers that are not trusted: no redirects, bounded answers, headers for their own host alone."""
+"""An HTTP client for untrusted servers: no redirects, bounded answers, no headers that are meant for another host."""
 
 import os
 import queue
@@ -14,14 +14,13 @@ ENCODINGS = ("", "identity", "gzip")
 
 
 class TooLargeError(httpx.TransportError):
-  """The server sent more than any answer has."""
+  """The server sent more than the longest answer can have."""
 
 
 class BoundedClient(httpx.Client):
   """A client that reads an answer within `seconds` and `LARGEST` bytes, and follows no redirect.
 
-  A redirect could take a prompt to a host that nobody named. Headers that the environment has for OpenAI go to OpenAI
-  alone.
+  A redirect could take a prompt to a host that nobody named. The environment's headers for OpenAI go to OpenAI alone.
   """
 
   def __init__(self, key: str, seconds: float, *, is_openai: bool):
@@ -36,7 +35,7 @@ class BoundedClient(httpx.Client):
         request.headers.pop(name, None)
       request.headers["Authorization"] = f"Bearer {self._key}"
     request.headers["Accept-Encoding"] = "gzip"
-    # in a thread that may be given up: where headers drip, or never end, nothing else tells the time
+    # in a thread that can be abandoned: nothing else limits the time if headers come slowly or never end
     outcomes: queue.SimpleQueue[httpx.Response | BaseException] = queue.SimpleQueue()
     end = time.monotonic() + self._seconds
     threading.Thread(target=self._read, args=(request, options, end, outcomes.put), daemon=True).start()
@@ -51,7 +50,7 @@ class BoundedClient(httpx.Client):
   def _read(self, request: httpx.Request, options: dict[str, Any], end: float, done: Callable[[Any], None]) -> None:
     try:
       done(self._answer(request, options, end))
-    except BaseException as error:  # raised where the answer is waited for
+    except BaseException as error:  # raised in the thread that waits for the answer
       done(error)
 
   def _answer(self, request: httpx.Request, options: dict[str, Any], end: float) -> httpx.Response:
@@ -59,16 +58,16 @@ class BoundedClient(httpx.Client):
     data = bytearray()
     try:
       encoding = response.headers.get("content-encoding", "identity").strip().lower()
-      if encoding not in ENCODINGS:  # a few bytes that are compressed twice are gigabytes
+      if encoding not in ENCODINGS:  # a few bytes that were compressed twice can become gigabytes
         raise httpx.DecodingError(f"the answer is encoded as {encoding[:40]!r}, gzip was asked for")
       response.stream = _Timed(response.stream, end)
-      for chunk in response.iter_bytes():  # decompressed: a small answer may be a large one
+      for chunk in response.iter_bytes():  # decompressed: a small answer may become a large one
         data += chunk
         if len(data) > LARGEST:
           raise TooLargeError(f"more than {LARGEST >> 20} MiB were sent")
     finally:
       response.close()
-    # a charset names any codec of Python's; JSON is UTF-8
+    # a charset may name any codec of Python; JSON is UTF-8
     told = (b"content-encoding", b"content-length", b"transfer-encoding", b"content-type")
     headers = [(name, value) for name, value in response.headers.raw if name.lower() not in told]
     kind = response.headers.get("content-type", "").partition(";")[0].encode("ascii", "replace")
@@ -77,7 +76,7 @@ class BoundedClient(httpx.Client):
 
 
 class _Timed(httpx.SyncByteStream):
-  """A stream that ends in time, however slowly it drips."""
+  """A stream that raises ReadTimeout after `end`, however slowly its bytes come."""
 
   def __init__(self, stream: Any, end: float):
     self._stream, self._end = stream, end

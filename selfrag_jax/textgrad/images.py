@@ -1,4 +1,4 @@
-"""Images, from a file or an http(s) address."""
+"""A reader of images from files and http(s) addresses."""
 
 import http.client
 import time
@@ -6,11 +6,11 @@ import urllib.request
 from typing import Any
 
 LARGEST_IMAGE = 20 << 20  # bytes
-SECONDS = 60.0  # that an image may take, once its headers are there
+SECONDS = 60.0  # for an image to arrive, once its headers are there
 
 
 def read_image(path: str) -> bytes:
-  """Read an image from a file or an http(s) address. Raises ValueError when it is larger than 20 MiB, OSError."""
+  """Read an image from a file or address. Raises ValueError if it is larger than 20 MiB, OSError if unreadable."""
   if path.startswith(("http://", "https://")):
     request = urllib.request.Request(path, headers={"User-Agent": "selfrag_jax"})
     try:
@@ -27,11 +27,11 @@ def read_image(path: str) -> bytes:
 
 
 def _read(file: Any) -> bytes:
-  """Read what a server sends. Raises TimeoutError where it drips, OSError where it ends too early."""
+  """Read a server's response. Raises TimeoutError if it is too slow, OSError if it ends too early."""
   data, end = bytearray(), time.monotonic() + SECONDS
   while len(data) <= LARGEST_IMAGE:
     if not (part := file.read1(1 << 16)):
-      if missing := getattr(file, "length", None):  # of HTTP; another protocol does not tell
+      if missing := getattr(file, "length", None):  # HTTP knows the length, other protocols do not
         raise OSError(f"the image ends {missing:,} bytes too early")
       break
     data += part

@@ -1,4 +1,4 @@
-"""What bounds a run: the context of a model, an account of tokens and money, and the answers that are known."""
+"""The limits of a run: an account of tokens and money, a cache of answers, and the errors for exceeded budgets."""
 
 import contextlib
 import contextvars
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 COUNTS = ("calls", "cached_calls", "prompt_tokens", "completion_tokens", "largest_prompt")
-LARGEST = 1 << 53  # a count that is booked
-MOST = 1 << 32  # tokens of a call that a server is believed to have counted
+LARGEST = 1 << 53  # the largest count that can be booked
+MOST = 1 << 32  # the most tokens of a call that a server is believed to have counted
 PATIENCE = 3600  # seconds that a call waits for the budget while no other call ends
 Content = str | list[str | bytes]  # a prompt, or texts and images in their order
 
@@ -33,7 +33,7 @@ class BudgetError(EngineError):
 
 
 class Completion(NamedTuple):
-  """An answer and what it took, as it was told; `MeteredEngine` counts itself where that is no count."""
+  """An answer and its reported numbers of tokens; where a report is no number, `MeteredEngine` counts itself."""
 
   text: str
   prompt_tokens: Any
@@ -41,7 +41,7 @@ class Completion(NamedTuple):
 
 
 def believed(told: Any, own: int) -> int:
-  """Return a count of tokens that was told, or our own where that is none, or says that something was nothing."""
+  """Return the reported count of tokens; or our own if the report is no count, or 0 where ours is not."""
   return told if type(told) is int and min(own, 1) <= told <= MOST else own
 
 
@@ -56,7 +56,7 @@ def estimate_tokens(content: Content | None) -> int:
 
 
 class Account:
-  """What a run has spent, and the budget that it may not exceed; a call counts in full until it has ended."""
+  """The tokens and money that a run has spent, and its budget; a running call counts with the most it may take."""
 
   calls: int
   cached_calls: int
@@ -74,7 +74,7 @@ class Account:
   ):
     """Make an account; prices are for a million tokens, `max_cost` in their currency.
 
-    Raises ValueError for a limit that is not above 0, a price below 0, or a limit of money where nothing has a price.
+    Raises ValueError for a limit that is not above 0, a price below 0, or a `max_cost` without a price.
     """
     for name, limit in (("max_tokens", max_tokens), ("max_cost", max_cost)):
       if limit is not None and not 0 < limit < math.inf:
@@ -93,7 +93,7 @@ class Account:
     _forked.add(self)
 
   def _begin(self) -> None:
-    """Begin without calls; in a fork too, which has none of the threads that make them, nor what they are to book."""
+    """Begin without calls. So does a fork: it has none of its parent's threads, which make and book their own calls."""
     self._settled, self._booking = threading.Condition(), threading.Lock()
     self._running: list[_Call] = []
     self._waiting: list[_Call] = []
@@ -110,9 +110,9 @@ class Account:
     return self._cost(self.prompt_tokens, self.completion_tokens)
 
   def keep(self, book: "EngineCache") -> None:
-    """Book every call in the file of `book` from now on, and go on from what is booked there: one file, one account.
+    """Book every call in the file of `book` from now on, and go on from its totals: one file, one account.
 
-    An answer that the same `book` keeps and what it took are written together: a process may be killed at any time.
+    If the engine's cache is `book`, an answer and its counts are written together: a process may be killed any time.
     """
     self.book = book
     self.restore(book.spent())
@@ -120,12 +120,12 @@ class Account:
 
   @contextlib.contextmanager
   def spending(self, prompt_tokens: int, completion_tokens: int) -> Iterator[Callable[..., None]]:
-    """Reserve what a call may take at most; the caller is given `note(completion, key, text)`, to book what it took.
+    """Reserve the most tokens that a call may take; yield `note(completion, key, text)`, which books its real tokens.
 
-    With a `key`, the text is written with it to the cache that the book is.
+    With a `key`, the text is written to the cache that is the book as well.
 
-    Where the budget does not cover it beside the calls that are running, it waits for them. Raises BudgetError if the
-    call could overspend when none is running any more, but those that wait for it themselves.
+    A call that the budget does not cover beside the running calls waits for them to end. Raises BudgetError if the call
+    could still overspend when the only running calls are those in which a waiting call is made.
     """
     self._hear_of_others()
     call = _Call(prompt_tokens, completion_tokens, _around.get())
@@ -151,7 +151,7 @@ class Account:
         self._settled.notify_all()
 
   def _hear_of_others(self) -> None:
-    """Count what other processes have booked in the same file: forks of this one share its budget."""
+    """Take over the totals if other processes have booked in the same file: forks of this one share its budget."""
     if self.book is None or not self.book.was_changed_by_others():
       return
     with self._booking:
@@ -161,7 +161,7 @@ class Account:
           setattr(self, name, n)
 
   def _over(self, call: "_Call") -> str:
-    """Return in words by how much a call would overspend, beside those that are running; nothing if it does not."""
+    """Return a message if a call could overspend beside the running calls, else an empty text."""
     prompt = self.prompt_tokens + sum(c.prompt_tokens for c in (call, *self._running))
     completion = self.completion_tokens + sum(c.completion_tokens for c in (call, *self._running))
     tokens, cost = prompt + completion, self._cost(prompt, completion)
@@ -195,7 +195,7 @@ class Account:
         setattr(self, name, total)
 
   def save(self) -> None:
-    """Book what is not booked yet. Raises EngineError when that cannot be written; the next call tries it again."""
+    """Book the counts that are not booked yet. Raises EngineError if that fails; the next call tries again."""
     with self._booking:
       self._save()
 
@@ -215,11 +215,11 @@ class Account:
       raise
 
   def state(self) -> dict[str, Any]:
-    """Return what was spent, for a file."""
+    """Return the counts and the cost, for a file."""
     return {**{name: getattr(self, name) for name in COUNTS}, "cost": self.cost}
 
   def restore(self, state: Mapping[str, Any]) -> None:
-    """Go on from `state()`. Raises ValueError for something else."""
+    """Go on from `state()`. Raises ValueError for anything else."""
     counts: dict[str, Any] = {name: state.get(name) for name in COUNTS}
     if wrong := [name for name, n in counts.items() if type(n) is not int or not 0 <= n <= LARGEST]:
       raise ValueError(f"{wrong[0]} = {str(counts[wrong[0]])[:50]} is no number of calls or tokens")
@@ -234,7 +234,7 @@ class Account:
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-  """A call that is running or waits: what it may take, and the calls in which it is made."""
+  """A running or waiting call: the most tokens that it may take, and the calls in which it is made."""
 
   prompt_tokens: int
   completion_tokens: int
@@ -254,7 +254,7 @@ def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
   return into
 
 
-_forked: weakref.WeakSet[Any] = weakref.WeakSet()  # what has locks, which a fork may find held by no thread
+_forked: weakref.WeakSet[Any] = weakref.WeakSet()  # objects with locks, which a fork may find held by no thread
 
 
 def _begin_in_fork() -> None:
@@ -267,13 +267,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class EngineCache:
-  """Answers on disk by model, prompt and sampling parameters, in one SQLite file that several processes may share.
+  """A cache of answers by model, prompt and sampling parameters, in one SQLite file that several processes may share.
 
-  It is the book of an account as well, if `Account.keep` is given it.
+  `Account.keep` makes it the book of an account as well.
   """
 
   def __init__(self, path: str, *, survives_power_loss: bool = True):
-    """Open the file, or make one; every answer is flushed to the disk, unless it need only survive `kill -9`.
+    """Open the file, or make one. Every answer is flushed to the disk, unless it need only survive `kill -9`.
 
     Raises EngineError for another file.
     """
@@ -285,7 +285,7 @@ class EngineCache:
     _forked.add(self)
 
   def _begin(self) -> None:
-    """Begin without a connection, which is of one process; closed in a fork, it would take its parent's locks."""
+    """Begin without a connection. A fork must not close its parent's: that would break the parent's locks."""
     if self._file is not None:
       self._inherited.append(self._file)
     self._lock, self._version = threading.Lock(), -1
@@ -311,7 +311,7 @@ class EngineCache:
         yield file
 
   def get(self, key: str) -> str | None:
-    """Return the answer that is known."""
+    """Return the cached answer, or None."""
     with self._transaction() as file:
       row = file.execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
     return row[0] if row and isinstance(row[0], str) else None
@@ -321,7 +321,7 @@ class EngineCache:
     self.enter({}, key, text)
 
   def enter(self, counts: Mapping[str, int], key: str = "", text: str = "") -> None:
-    """Book counts, and keep an answer if there is a key, both or none. Raises EngineError when the disk is full."""
+    """Book counts, and with a key an answer, in one transaction. Raises EngineError when the disk is full."""
     with self._transaction() as file:
       if any(counts.values()):
         file.execute(f"INSERT INTO spent VALUES ({', '.join('?' * len(COUNTS))})", [counts[name] for name in COUNTS])
@@ -329,14 +329,14 @@ class EngineCache:
         file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
 
   def was_changed_by_others(self) -> bool:
-    """Tell whether another process has written since this was asked last, or may have before."""
+    """Tell whether another process has written since the last call; the first call always says so."""
     with self._transaction() as file:
       version = file.execute("PRAGMA data_version").fetchone()[0]
     known, self._version = self._version, version
     return version != known
 
   def spent(self) -> dict[str, int]:
-    """Return what is booked. Raises EngineError if that was damaged."""
+    """Return the booked totals. Raises EngineError if they were damaged."""
     least = f"min({', '.join(COUNTS)})"
     whole = " AND ".join(f"typeof({name}) = 'integer'" for name in COUNTS)
     totals = ", ".join(f"{'max' if name == 'largest_prompt' else 'sum'}({name})" for name in COUNTS)
@@ -356,7 +356,7 @@ class EngineCache:
 
   @staticmethod
   def key(model: str, content: Content, system_prompt: str | None, sampling: dict[str, Any]) -> str:
-    """Return the SHA-256 of all that an answer depends on."""
+    """Return the SHA-256 of everything that an answer depends on."""
     parts = [content] if isinstance(content, str) else content
     plain = [{"image": hashlib.sha256(part).hexdigest()} if isinstance(part, bytes) else part for part in parts]
     return hashlib.sha256(json.dumps([model, plain, system_prompt, sampling], sort_keys=True).encode()).hexdigest()

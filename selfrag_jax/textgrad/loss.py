@@ -26,7 +26,7 @@ class TextLoss(Module):
     self.llm_call = LLMCall(self.engine, self.eval_system_prompt)
 
   def forward(self, instance: Variable) -> Variable:
-    """Judge."""
+    """Judge the instance."""
     return self.llm_call(instance)
 
 
@@ -47,7 +47,7 @@ class MultiFieldEvaluation(Module):
       raise ValueError(f"role_descriptions must differ, and none may be 'instruction': {self.role_descriptions}")
     self.engine = resolve_engine(engine)
     self.system_prompt = _fixed(system_prompt or "You judge how texts relate to each other.", JUDGE)
-    # names of their own: roles may hold what a format string reads as something else
+    # the inputs get names of their own: a format string could misread a role
     self._names = [f"input_{i}" for i in range(len(self.role_descriptions))]
     roles = [role.replace("{", "{{").replace("}", "}}") for role in self.role_descriptions]
     lines = ["{instruction}", *(f"**{role}**: {{{name}}}" for role, name in zip(roles, self._names, strict=True))]
@@ -55,7 +55,7 @@ class MultiFieldEvaluation(Module):
     self.formatted_llm_call = FormattedLLMCall(self.engine, "\n".join(lines), fields, self.system_prompt)
 
   def forward(self, inputs: Sequence[Variable]) -> Variable:
-    """Judge; the inputs take the role descriptions. Raises ValueError for another number of them."""
+    """Judge the inputs, which take the role descriptions. Raises ValueError unless there is one input for each role."""
     inputs = check_variables(inputs, "inputs")
     if len(inputs) != len(self.role_descriptions):
       raise ValueError(f"{len(inputs)} inputs for the roles {self.role_descriptions}")
@@ -66,7 +66,7 @@ class MultiFieldEvaluation(Module):
 
 
 class MultiFieldTokenParsedEvaluation(MultiFieldEvaluation):
-  """The same, with the verdict between two tags."""
+  """A `MultiFieldEvaluation` whose verdict stands between two tags."""
 
   def __init__(
     self,
@@ -102,7 +102,7 @@ class MultiChoiceTestTime(Module):
     self.formatted_llm_call = FormattedLLMCall(self.engine, format_string, fields, self.tt_system_prompt)
 
   def forward(self, question: str, prediction: Variable) -> Variable:
-    """Criticise."""
+    """Criticise the prediction."""
     check_variable(prediction, "the prediction")
     inputs = {
       "instruction": _fixed(self.instruction, "evaluation instruction"),
@@ -129,7 +129,7 @@ class ImageQALoss(Module):
     self.multimodal_llm_call = OrderedFieldsMultimodalLLMCall(self.engine, fields, self.system_prompt)
 
   def forward(self, image: Variable, question: Variable, response: Variable) -> Variable:
-    """Judge."""
+    """Judge the response."""
     check_variable(response, "the response")
     values: Mapping[str, Any] = {
       "Evaluation Instruction": self.evaluation_instruction,

@@ -1,4 +1,4 @@
-"""Engines by name, as TextGrad names them."""
+"""The choice of an engine by its TextGrad name."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ PROVIDERS = {
   "together-": "together_ai/",
   "groq-": "groq/",
   "command": "cohere/command",
-}  # LiteLLM's
+}  # LiteLLM's prefixes
 KNOWN = (*ALIASES, "gpt-4o", "gpt-4o-mini", "gpt-4.1", "gpt-3.5-turbo", "o3-mini", "gemini-2.0-flash", "command-r-plus")
 
 
@@ -29,8 +29,8 @@ def get_engine(engine_name: str, **options: Any) -> MeteredEngine:
   """Return the engine of a name: a model's, an alias of TextGrad's, `ollama-MODEL`, or `experimental:MODEL`.
 
   `experimental:`, `azure-`, `together-`, `groq-` and Cohere's `command` go through LiteLLM. `options` are those of the
-  engine; `cache` goes with `experimental:` alone, as in TextGrad. Raises ValueError for an unknown name or option
-  and a cache that is none, ImportError where LiteLLM is needed and missing.
+  engine; `cache` goes with `experimental:` alone, as in TextGrad. Raises ValueError for an unknown name or option and
+  an invalid cache, ImportError where LiteLLM is needed and missing.
   """
   name = ALIASES.get(check_text(engine_name, "the name of the engine"), engine_name)
   if name.startswith(EXPERIMENTAL):

@@ -1,4 +1,4 @@
-"""`TextualGradientDescent`: an engine rewrites texts by the critiques that they have received."""
+"""Textual gradient descent: an engine rewrites texts by the critiques that they have received."""
 
 import abc
 import bisect
@@ -24,16 +24,16 @@ from selfrag_jax.textgrad.variable import Variable, check_variables
 
 POLICIES = ("raise", "keep", "retry")
 TAGS = ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>")
-LONGEST_NOTE = 400  # tokens of why an answer is asked for again; it quotes 300 characters
+LONGEST_NOTE = 400  # tokens of a note that asks again and says why; it quotes 300 characters
 
 
 class NoGradientError(RuntimeError):
-  """A parameter is to be improved, but nothing was said about it."""
+  """A parameter is to be improved, but it has received no critique."""
 
 
 @dataclasses.dataclass
 class Update:
-  """What a step did to one parameter."""
+  """The record of what a step changed in one parameter."""
 
   parameter: Variable
   before: str
@@ -44,10 +44,10 @@ class Update:
 
 
 class Optimizer(abc.ABC):
-  """Changes variables by their gradients."""
+  """The base of optimizers, which change variables by their gradients."""
 
   def __init__(self, parameters: Sequence[Variable]):
-    """Take texts. Raises TypeError for images, ValueError for none or one that is there twice."""
+    """Take the texts to improve. Raises TypeError for images, ValueError for an empty list or a repeated variable."""
     self.parameters = check_variables(parameters, "parameters")
     if not self.parameters:
       raise ValueError("there are no parameters to improve; give variables, such as model.parameters()")
@@ -68,7 +68,7 @@ class Optimizer(abc.ABC):
 
 
 class TextualGradientDescent(Optimizer):
-  """Improves texts by their critiques; with `use_gradient_rag`, by what it remembers of all critiques before, too."""
+  """An optimizer of texts by their critiques; with `use_gradient_rag`, by similar critiques of earlier steps too."""
 
   def __init__(
     self,
@@ -96,24 +96,24 @@ class TextualGradientDescent(Optimizer):
     Args:
       parameters: texts to improve; those of one step are accepted or rejected together.
       verbose: print every new text.
-      engine: what rewrites; the backward engine by default.
-      constraints: what every version must keep to.
+      engine: rewrites the texts; the backward engine by default.
+      constraints: rules that every version must keep.
       new_variable_tags: the tags around the new version.
       optimizer_system_prompt: with {new_variable_start_tag} and {new_variable_end_tag} in it.
       in_context_examples: shown in every prompt.
-      gradient_memory: how many steps' critiques are shown again, the last first, as far as there is room for them.
+      gradient_memory: how many earlier steps' critiques are shown again; where room is short, the last steps' are.
       momentum_window: how many earlier versions are shown, as far as there is room: a prompt stays within the engine's
         `context_tokens`, feedback with `use_gradient_rag` within `rag.tokens`.
-      learning_rate: how much of the words a step may change, above 0 to 1; a larger one is asked for again, then cut.
+      learning_rate: share of words that a step may change, in (0, 1]; a larger change is asked for again, then cut.
       on_bad_reply: `raise`, `keep` the text, or `retry` and then raise, when an answer holds no new version.
-      retries: how often an answer is asked for again, for either reason.
+      retries: how often the engine is asked again, for a bad reply or too large a change.
       accept: decides whether candidates take the place of the texts, such as `HeldOut`; None takes all.
       use_gradient_rag: keep every critique in `gradient_store` and show those of similar cases, within `rag.tokens`.
-      gradient_store: where; in memory by default.
-      rag: how much of them.
+      gradient_store: the store for `use_gradient_rag`; one in memory by default.
+      rag: how much of the past is shown, and how it is chosen.
       run: name of the run in the store.
 
-    Raises ValueError or TypeError for settings that do not fit.
+    Raises ValueError or TypeError for invalid settings.
     """
     super().__init__(parameters)
     _check_settings(learning_rate, on_bad_reply, accept, use_gradient_rag, gradient_store, rag)
@@ -133,7 +133,7 @@ class TextualGradientDescent(Optimizer):
     self.rag = (rag or RagConfig()) if use_gradient_rag else None
     self.store = (GradientStore() if gradient_store is None else gradient_store) if use_gradient_rag else None
     self.run, self.step_count, self.epoch = run, 0, 0
-    self.overhead_seconds = 0.0  # of remembering: embedding, search, merging and storing
+    self.overhead_seconds = 0.0  # spent on the store: embedding, search, merging and storing
 
   @property
   def constraint_text(self) -> str:
@@ -141,10 +141,10 @@ class TextualGradientDescent(Optimizer):
     return "\n".join(f"Constraint {i}: {text}" for i, text in enumerate(self.constraints, 1))
 
   def step(self) -> list[Update]:
-    """Improve every parameter: what was said is stored first, and the texts change when all answers are there.
+    """Improve every parameter: the critiques are stored first, and the texts change when all answers have arrived.
 
-    Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and what the engine raises,
-    whatever the policy: texts and critiques are as they were, and the store has the critiques.
+    Raises NoGradientError for a parameter without gradients, ReplyError by the policy, and any error of the engine,
+    whatever the policy: then texts and critiques are unchanged, and the store has the critiques.
     """
     for parameter in self.parameters:
       if not parameter.gradients:
@@ -171,7 +171,7 @@ class TextualGradientDescent(Optimizer):
     return updates
 
   def state(self) -> dict[str, list[list[str]]]:
-    """Return what the next steps show of earlier ones beside the store, for a file."""
+    """Return the critiques and versions of earlier steps that the next steps show, without the store, for a file."""
     kept = {"memory": self._memory, "versions": self._versions}
     return {name: [list(of[p]) for p in self.parameters] for name, of in kept.items()}
 
@@ -183,7 +183,7 @@ class TextualGradientDescent(Optimizer):
         of[parameter].extend(texts)
 
   def _plan(self, parameter: Variable) -> tuple[Content, Past, list[str]]:
-    """Return the prompt for a parameter, what of the past is in it, and the ids of the critiques that were stored."""
+    """Return a parameter's prompt, the past critiques in it, and the ids under which its critiques were stored."""
     parts = [_shown(g, parameter.gradients_context.get(g)) for g in parameter.gradients]
     if self.rag is None or self.store is None:
       return self._fitting_prompt(parameter, parts, [], self._memory_lines(parameter)), Past([], []), []
@@ -237,7 +237,7 @@ class TextualGradientDescent(Optimizer):
     return prompt(most)
 
   def _fits(self, content: Content) -> bool:
-    """Say whether the engine's context holds a prompt, the longest answer, and why it may have to be asked again."""
+    """Tell whether the engine's context holds a prompt, the longest answer, and a note that asks again."""
     if not isinstance(self.engine, MeteredEngine) or self.engine.context_tokens is None:
       return True
     sampling = self.engine.sampling
@@ -279,7 +279,7 @@ class TextualGradientDescent(Optimizer):
     return pieces
 
   def _propose(self, contents: Sequence[Content]) -> list[str]:
-    """Ask for new versions; ask again for those that cannot be used, with the reason."""
+    """Ask for new versions; where an answer cannot be used, ask again and give the reason."""
     found: dict[int, str] = {}
     notes, attempts = dict.fromkeys(range(len(contents)), ""), 0
     while len(found) < len(contents):
@@ -310,7 +310,7 @@ class TextualGradientDescent(Optimizer):
       return
     began = time.perf_counter()
     for update in updates:
-      if update.candidate == update.before:  # nothing was tried, so nothing is known of what it was worth
+      if update.candidate == update.before:  # no change was tried, so the critiques have no outcome
         continue
       self.store.note_outcome(update.stored, update.verdict.accepted, update.verdict.delta)
       delta = update.verdict.delta
@@ -322,7 +322,7 @@ TGD = TextualGradientDescent
 
 
 class TextualGradientDescentwithMomentum(TextualGradientDescent):
-  """The same, with TextGrad's order of arguments for an optimizer that is shown earlier versions."""
+  """`TextualGradientDescent` with the order of arguments of TextGrad's optimizer with momentum."""
 
   def __init__(
     self,
@@ -335,7 +335,7 @@ class TextualGradientDescentwithMomentum(TextualGradientDescent):
     optimizer_system_prompt: str = prompts.OPTIMIZER_SYSTEM_PROMPT,
     **options: Any,
   ):
-    """Make an optimizer; `options` are the others of `TextualGradientDescent`."""
+    """Make an optimizer; `options` are the other arguments of `TextualGradientDescent`."""
     super().__init__(
       parameters,
       engine=engine,
@@ -372,7 +372,7 @@ def _last(items: Sequence[str], n: int) -> Sequence[str]:
 
 
 def _singles(parameter: Variable) -> list[Variable]:
-  """Return the critiques of a parameter, each by itself where several were put into one."""
+  """Return the critiques of a parameter, with the parts of a combined critique in its place."""
   singles, stack = [], list(parameter.gradients)[::-1]
   while stack:
     gradient = stack.pop()
@@ -383,7 +383,7 @@ def _singles(parameter: Variable) -> list[Variable]:
 
 
 def _shown(gradient: Variable, context: dict[str, Any] | None) -> list[Any]:
-  """Return a critique with the conversation that it is about: texts, and images where there were some."""
+  """Return a critique with the conversation that it is about, as a list of texts and images."""
   if context is None:
     return [f"<FEEDBACK> {gradient.get_value()} </FEEDBACK>"]
   fields = {"response_desc": context["response_desc"], "variable_desc": context["variable_desc"]}

@@ -1,4 +1,4 @@
-"""What engines are given by name: sampling parameters, and where answers are kept."""
+"""Checks of the engines' options (sampling parameters, limits), and the opening of a cache of answers."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ from selfrag_jax.textgrad.checks import closest, did_you_mean
 from selfrag_jax.textgrad.limits import EngineCache
 
 ANSWERS = "answers.sqlite"
-# parameters of a chat completion that leave what comes back one text
+# parameters with which a chat completion still returns one text
 SAMPLING = frozenset(
   {
     "temperature",
@@ -37,12 +37,12 @@ SAMPLING = frozenset(
   }
 )
 
-# what a call may take at most, and what it brings: one answer of one model
+# parameters that bound the tokens of a call, or change that it returns one answer of one model
 BOUNDED = frozenset({"n", "best_of", "stream", "model", "messages", "max_tokens", "max_completion_tokens"})
 
 
 def check_options(engine: type, sampling: Mapping[str, Any]) -> None:
-  """Raise ValueError for what is no sampling parameter, with the options that the engine has, and for a bad limit."""
+  """Raise ValueError for an unknown parameter, with the engine's options in the message, and for a bad limit."""
   for name in sampling:
     if name not in SAMPLING:
       own = sorted({option for kind in engine.__mro__[:-1] for option in _keywords(kind)})
@@ -59,7 +59,7 @@ def check_options(engine: type, sampling: Mapping[str, Any]) -> None:
 
 
 def check_limit(name: str, limit: Any) -> None:
-  """Raise TypeError or ValueError for a limit that is no number from 1 on; None is no limit."""
+  """Raise TypeError or ValueError for a limit that is not a number of at least 1; None sets no limit."""
   if limit is None:
     return
   if isinstance(limit, bool) or not isinstance(limit, (int, float)):
@@ -77,7 +77,7 @@ def open_cache(cache: Any) -> Any:
   """Return a cache with `get` and `put`, or None.
 
   True is the file `answers.sqlite` in the folder `selfrag_jax` of the user's caches ($XDG_CACHE_HOME or ~/.cache); a
-  path is a file, or a folder that has or gets one; None and False keep nothing. Caches with `get` and `set`, such as
+  path is a file, or a folder for `answers.sqlite`; None and False keep nothing. Caches with `get` and `set`, such as
   diskcache's, are taken as they are. Raises ValueError for another value, EngineError for a file that is no cache.
   """
   if cache is True:
@@ -99,7 +99,7 @@ def open_cache(cache: Any) -> Any:
 
 
 class _OtherCache:
-  """A cache with `get` and `set`, such as diskcache's, under the names of ours."""
+  """A cache with `get` and `set`, such as diskcache's, as one with `get` and `put`."""
 
   def __init__(self, cache: Any):
     self.get, self.put = cache.get, cache.set

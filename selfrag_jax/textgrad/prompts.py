@@ -1,4 +1,4 @@
-"""What engines are told: TextGrad's tags and questions (arXiv 2406.07496), in words of our own."""
+"""The prompts for engines: TextGrad's tags and questions (arXiv 2406.07496), in our own words."""
 
 import functools
 import re
@@ -134,14 +134,14 @@ def fill(template: str, **fields: str) -> str:
 
 @functools.lru_cache(64)
 def _pieces(template: str) -> list[str]:
-  """Split a template into what stands between the names of its fields, and those names."""
+  """Split a template into texts and names of fields, which take turns."""
   return re.split(r"\{(\w+)\}", template)
 
 
 def fill_format(format_string: str, fields: Mapping[str, str]) -> str:
   """Put fields into a user's format string, as `str.format` does where it can.
 
-  A string that `str.format` could not take, since it holds JSON or code, has its known `{fields}` replaced alone.
+  In a string that `str.format` cannot take, since it holds JSON or code, only the known `{fields}` are replaced.
   """
   try:
     parts = list(string.Formatter().parse(format_string))
@@ -154,7 +154,7 @@ def fill_format(format_string: str, fields: Mapping[str, str]) -> str:
 
 
 def shorten(text: str, n_words_offset: int = 10) -> str:
-  """Return the first and last words of a text where that is shorter."""
+  """Return the first and last words of a long text, and a short text as it is."""
   words = text.split(" ")
   if len(words) <= 2 * n_words_offset:
     return text
@@ -162,7 +162,7 @@ def shorten(text: str, n_words_offset: int = 10) -> str:
 
 
 def backward_prompt(kind: str, conversation: str, fields: Mapping[str, str]) -> str:
-  """Ask for the critique of a variable, `kind` is llm or function; without a `response_gradient` it is the first."""
+  """Return the prompt for a variable's critique; `kind` is llm or function; a loss's `response_gradient` is empty."""
   chained = bool(fields["response_gradient"].strip())
   output = "LM_OUTPUT" if kind == "llm" else "OUTPUT_OF_FUNCTION"
   objective = fill(OBJECTIVE_CHAIN, output=output, **fields) if chained else OBJECTIVE_BASE
@@ -170,5 +170,5 @@ def backward_prompt(kind: str, conversation: str, fields: Mapping[str, str]) -> 
 
 
 def reduce_prompt(gradients: Sequence[str]) -> str:
-  """Ask for one critique from several."""
+  """Return the prompt that asks for one critique from several."""
   return "\n".join(f"<FEEDBACK> {text} </FEEDBACK>" for text in gradients)

@@ -1,4 +1,4 @@
-"""Engines of all the providers that the package LiteLLM knows."""
+"""An engine for all providers that the package LiteLLM knows."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 class LiteLLMEngine(MeteredEngine):
   """A model by LiteLLM's name for it, such as `anthropic/claude-sonnet-4-0` or `bedrock/...`.
 
-  Keys are LiteLLM's business: it reads each provider's own environment variables.
+  LiteLLM finds the keys: it reads each provider's own environment variables.
   """
 
   def __init__(
@@ -32,7 +32,7 @@ class LiteLLMEngine(MeteredEngine):
       model_string: LiteLLM's name of the model.
       timeout: seconds that a call may take.
       max_retries: how often LiteLLM makes a call again.
-      temperature, max_tokens: of every call, as other sampling parameters in `options`; None leaves one out.
+      temperature, max_tokens: for every call, like other sampling parameters in `options`; None omits one.
       **options: limits of `MeteredEngine`, `cache=True` among them.
 
     Raises ImportError if LiteLLM is not installed, ValueError without a model.
@@ -62,7 +62,7 @@ class LiteLLMEngine(MeteredEngine):
       answer = litellm.completion(model=self.model_string, messages=messages, **options)
     except Exception as error:  # each provider has errors of its own
       failed = f"{type(error).__name__}: {error}"
-    if failed:  # here: no cause holds the request
+    if failed:  # raised outside of `except`: no cause may hold the request
       raise EngineError(f"{self.model_string} through LiteLLM: {_without_keys(failed)[:300]}")
     try:
       text = answer["choices"][0]["message"]["content"]
@@ -70,11 +70,11 @@ class LiteLLMEngine(MeteredEngine):
       tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
     except (AttributeError, LookupError, TypeError) as error:
       raise EngineError(f"{self.model_string} through LiteLLM sent no chat completion: {error}") from None
-    return Completion(text or "", *tokens)  # `generate` refuses an empty one, when what it cost is booked
+    return Completion(text or "", *tokens)  # `generate` refuses an empty text after its cost is booked
 
 
 def _without_keys(text: str) -> str:
-  """Cut out what the environment has under the name of a key: which of them LiteLLM has sent, nobody else knows."""
+  """Cut out the values of all environment variables named like a key: only LiteLLM knows which it has sent."""
   for name, value in os.environ.items():
     if name.upper().endswith(("KEY", "TOKEN", "SECRET", "PASSWORD")) and len(value) >= SECRET:
       text = text.replace(value, "[key]")

@@ -1,4 +1,4 @@
-"""What an optimizer's answer is taken for: the text between its tags, and as much of a change as the budget allows."""
+"""The parsing of an optimizer's answers, the text between two tags, and the limit on how much a text may change."""
 
 import collections
 import difflib
@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-MOST_PAIRS = 100_000  # of the same word in two texts that are compared
-LONGEST = 200_000  # characters of a variable; a model that runs on writes more
+MOST_PAIRS = 100_000  # pairs of equal words in two texts that are compared
+LONGEST = 200_000  # characters of a variable; a model that does not stop writes more
 
 
 class ReplyError(ValueError):
@@ -29,7 +29,7 @@ def parse_tags(reply: str, tags: Sequence[str]) -> str:
       depth -= 1
       if depth == 0:
         texts.append(reply[opened : found.start()].strip())
-    elif texts:  # the text may have gone on to here
+    elif texts:  # the text may have continued up to this tag
       raise ReplyError(f"{end} stands once too often in the answer {_shown(reply)}")
   shown = _shown(reply)
   if depth or not texts:
@@ -49,7 +49,7 @@ def _shown(reply: str) -> str:
 
 
 def changed_share(old: str, new: str) -> float:
-  """Return how much of a text has changed, from 0 to 1: words removed and added, of the words of both."""
+  """Return the share of a text that has changed, from 0 to 1: words removed and added, over the words of both texts."""
   a, b = _words(old), _words(new)
   common = sum(a1 - a0 for name, a0, a1, _, _ in _operations(a, b) if name == "equal")
   return 1 - 2 * common / (len(a) + len(b)) if a or b else 0.0
@@ -62,7 +62,7 @@ def limit_edit(old: str, new: str, budget: float) -> str:
   """
   a, b = _words(old), _words(new)
   kept: list[str] = []
-  removed = added = 0  # words, by the changes that are made
+  removed = added = 0  # words, by the changes made so far
   for name, a0, a1, b0, b1 in _operations(a, b):
     more, less = added + b1 - b0, removed + a1 - a0
     # the share of `changed_share`, if this change is the last: 1 - 2 * common / (words of both)
@@ -77,8 +77,8 @@ def limit_edit(old: str, new: str, budget: float) -> str:
 def _operations(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
   """Return the opcodes of difflib that lead from a to b.
 
-  Words that stand too often in what is not the same at either end are matched beside others alone: the time is that of
-  their number in a times that in b, again and again, and a model that runs on repeats itself without end.
+  Between the common beginning and end, words that occur too often are matched only beside other matches: difflib's time
+  grows with their count in a times their count in b, again and again, and a model that does not stop repeats itself.
   """
   start = _common(zip(a, b, strict=False))
   end = _common(zip(a[start:][::-1], b[start:][::-1], strict=False))

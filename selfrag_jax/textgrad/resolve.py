@@ -1,4 +1,4 @@
-"""Which engine is meant: one that is given, one that is named, or the one that gives critiques where none is."""
+"""The choice of an engine: one that is given, one by name, or the backward engine, which is the default."""
 
 import contextlib
 import contextvars
@@ -10,19 +10,19 @@ from selfrag_jax.textgrad.names import get_engine
 
 
 class SingletonBackwardEngine:
-  """The engine that gives critiques where none is named."""
+  """The backward engine, which gives critiques where no other engine is named."""
 
   _engine: EngineLM | None = None
   _local: contextvars.ContextVar[EngineLM | None] = contextvars.ContextVar("backward_engine", default=None)
 
   def set_engine(self, engine: EngineLM, override: bool = False) -> None:
-    """Set it. Raises RuntimeError if there is one and `override` is false."""
+    """Set the engine. Raises RuntimeError if one is set already and `override` is false."""
     if SingletonBackwardEngine._engine is not None and not override:
       raise RuntimeError("a backward engine is set already; set_backward_engine(engine, override=True) replaces it")
     SingletonBackwardEngine._engine = engine
 
   def get_engine(self) -> EngineLM | None:
-    """Return it, or None."""
+    """Return the engine of this thread or task, or else the one for all, or None."""
     here = self._local.get()
     return SingletonBackwardEngine._engine if here is None else here
 
@@ -30,7 +30,7 @@ class SingletonBackwardEngine:
 def set_backward_engine(engine: EngineLM | str, override: bool = False, **options: Any) -> None:
   """Set the engine that gives critiques; `options` are those of `get_engine`, for a name.
 
-  Raises RuntimeError if there is one and `override` is false, TypeError for options beside an engine.
+  Raises RuntimeError if one is set already and `override` is false, TypeError for options beside an engine.
   """
   if options and not isinstance(engine, str):
     raise TypeError(f"the options {', '.join(options)} go with the name of an engine; this one is made already")
@@ -50,9 +50,9 @@ def backward_engine(engine: EngineLM | str) -> Iterator[EngineLM]:
 
 
 def resolve_engine(engine: EngineLM | str | None) -> Any:
-  """Return an engine from one, its name, or None for the backward engine.
+  """Return the engine that is given, the engine of a name, or the backward engine for None.
 
-  Raises ValueError if there is none, TypeError for what cannot be one.
+  Raises ValueError if there is no backward engine, TypeError for a value that cannot be an engine.
   """
   if isinstance(engine, str):
     return get_engine(engine)

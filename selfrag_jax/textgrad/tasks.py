@@ -1,7 +1,7 @@
 """TextGrad's tasks, read from local files: nothing is downloaded.
 
-A task's files lie in `root=FOLDER`, or the folder that the environment variable TEXTGRAD_DATA names. What is missing is
-named by the error, with where it comes from.
+A task's files lie in `root=FOLDER`, or in the folder that the environment variable TEXTGRAD_DATA names. If a file is
+missing, the error names it and its source.
 """
 
 import csv
@@ -44,7 +44,7 @@ MULTIPLE_CHOICE = "You choose the right one of several answers; reason step by s
 
 
 class Dataset:
-  """Samples by index, and what a model is told to do with them."""
+  """Samples by index, with an instruction for the model."""
 
   task_description = ""
 
@@ -53,7 +53,7 @@ class Dataset:
     self.samples = list(samples)
 
   def __getitem__(self, index: int) -> Any:
-    """Return a sample; a tuple of texts."""
+    """Return a sample, which is a tuple of texts."""
     return self.samples[index]
 
   def __len__(self) -> int:
@@ -74,7 +74,7 @@ class DataLoader:
     self.data, self.batch_size, self.shuffle = data, batch_size, shuffle
 
   def __iter__(self) -> Iterator[Any]:
-    """Go once through the data; in a new order by numpy's global generator, which TextGrad's scripts seed."""
+    """Go once through the data; `shuffle` uses numpy's global generator, which TextGrad's scripts seed."""
     order = np.arange(len(self.data))
     if self.shuffle:
       np.random.shuffle(order)  # noqa: NPY002
@@ -130,7 +130,7 @@ class _MultipleChoice(Dataset):
     self.evaluation_api = evaluation_api
 
   def __getitem__(self, index: int) -> tuple[str, str, Callable[[Variable], Variable], Callable[[Variable], float]]:
-    """Return question, letter, test-time loss of an answer, and whether an answer is right, 0 or 1."""
+    """Return question, letter, and two functions of an answer: its test-time loss, and whether it is right."""
     question, letter = self.samples[index]
     judge = MultiChoiceTestTime(CHOICE_JUDGE, engine=self.evaluation_api)
     return question, letter, lambda answer: judge(question, answer), lambda answer: _chosen(answer.value) == letter
@@ -140,7 +140,7 @@ class MMLUInstanceDataset(_MultipleChoice):
   """A subject of MMLU."""
 
   def __init__(self, evaluation_api: EngineLM | str | None, subset: str, root: str | None = None, split: str = "test"):
-    """Read `SUBJECT_test.csv`, `SUBJECT_val.csv` or `SUBJECT_dev.csv`, which is split="train"."""
+    """Read `SUBJECT_test.csv`, `SUBJECT_val.csv`, or `SUBJECT_dev.csv` for split="train"."""
     name = f"{subset}_{_slice(split, {'train': 'dev', 'validation': 'val', 'val': 'val', 'test': 'test'})}.csv"
     path = _file(name, root, "github.com/hendrycks/test, data.tar")
     super().__init__(evaluation_api, _read(path, lambda file: [self._row(row) for row in csv.reader(file)]))
@@ -187,11 +187,11 @@ class LeetCodeHardEval(Dataset):
 def load_task(
   task_name: str, evaluation_api: EngineLM | str | None, root: str | None = None
 ) -> tuple[Dataset, Dataset, Dataset, Any]:
-  """Return the train, val and test set of `BBH_TASK` or `GSM8K_DSPy`, and what scores a prediction.
+  """Return the train, val and test set of `BBH_TASK` or `GSM8K_DSPy`, and a scorer of predictions.
 
-  That is a function of `inputs=dict(prediction=..., ground_truth_answer=...)`, and for tasks of BIG-Bench Hard other
-  than counting a judge of [question, answer, prediction], by `evaluation_api`. Raises ValueError for an unknown name,
-  FileNotFoundError with the name and the source of a file that is missing.
+  The scorer is a function of `inputs=dict(prediction=..., ground_truth_answer=...)`; for tasks of BIG-Bench Hard other
+  than counting, it is a judge of [question, answer, prediction] that asks `evaluation_api`. Raises ValueError for an
+  unknown name, FileNotFoundError with the name and the source of a missing file.
   """
   if task_name == "GSM8K_DSPy":
     train, val, test = (GSM8K_DSPy(root, split) for split in SPLITS)
@@ -222,7 +222,7 @@ def load_instance_task(task_name: str, evaluation_api: EngineLM | str | None, ro
 
 
 def parse_integer_answer(answer: str, only_first_line: bool = False) -> int:
-  """Return the digits, before a point, of the last word that has some; 0 without one. (DSPy's metric.)"""
+  """Return the digits, up to a point, of the last word that has digits; 0 if no word has any. (DSPy's metric.)"""
   text = answer.strip().split("\n")[0] if only_first_line else answer
   words = [word for word in text.split() if re.search(r"\d", word)]
   return int("0" + "".join(re.findall("[0-9]", words[-1].split(".")[0]))) if words else 0

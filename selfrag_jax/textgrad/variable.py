@@ -1,4 +1,4 @@
-"""`Variable`: a text in a graph of calls, and `backward`, which brings critiques to the texts that it came from."""
+"""Variables: texts in a graph of calls, whose `backward` gives critiques to the texts that they were made from."""
 
 import base64
 import dataclasses
@@ -21,12 +21,12 @@ from selfrag_jax.textgrad.prompts import REDUCE_SYSTEM_PROMPT, reduce_prompt, sh
 from selfrag_jax.textgrad.resolve import resolve_engine
 
 TOGETHER = "Feedback on this text together with others: "
-LONGEST_ROLE = 200  # words, of a sum of sums
+LONGEST_ROLE = 200  # words; the roles of nested sums would grow without end
 FORMAT = 1  # of the JSON
 
 
 class GraphError(ValueError):
-  """The graph of variables is no graph of calls: it has a cycle."""
+  """The graph of variables has a cycle, so it is no graph of calls."""
 
 
 class OrderedSet(MutableSet):
@@ -58,21 +58,21 @@ class OrderedSet(MutableSet):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-  """A critique on its way to a variable: a `text` that is passed on, or a `request` to the backward engine."""
+  """A critique for a variable: a `text` that is passed on, or a `request` to the backward engine for one."""
 
   variable: "Variable"
   request: Request | None = None
   text: str = ""
-  context: dict[str, Any] | None = None  # context, response_desc, variable_desc: what the optimizer is shown
+  context: dict[str, Any] | None = None  # the optimizer is shown its context, response_desc and variable_desc
   loss_context: dict[str, Any] = dataclasses.field(default_factory=dict)
   groups: tuple[int, ...] = ()
 
 
 class Variable:
-  """A text (or an image, as bytes), what it is for, and the critiques that it has received.
+  """A text (or an image, as bytes), its role, and the critiques that it has received.
 
-  `gradients` are variables too, in the order in which they came; each has the `loss_context` of what it criticises
-  (sample, output, and what the loss said: target, score), and the `embedding` that the gradient store gave it.
+  `gradients` are variables too, in the order of their arrival. Each has a `loss_context` (the criticised sample and
+  output, with target and score from the loss), and the `embedding` that the gradient store gave it.
   """
 
   def __init__(
@@ -89,11 +89,11 @@ class Variable:
     Args:
       value: text; integers become text; bytes are an image.
       image_path: file or http(s) address of an image, in place of a value.
-      predecessors: what it was made from.
-      requires_grad: whether it is to receive critiques.
-      role_description: what it is for; critics and optimizer read it.
+      predecessors: variables that it was made from.
+      requires_grad: whether it receives critiques.
+      role_description: its purpose; critics and optimizer read it.
 
-    Raises ValueError for what does not fit together or is in no UTF-8 text, TypeError for another value.
+    Raises ValueError for contradictory arguments or text that UTF-8 cannot hold, TypeError for another value.
     """
     predecessors = check_variables(predecessors, "predecessors")
     self.set_role_description(role_description)
@@ -110,9 +110,9 @@ class Variable:
     self.grad_fn: Callable[..., Iterable[Message] | None] | None = None
     self.embedding: np.ndarray | None = None
     self.loss_context: dict[str, Any] = {}
-    self.parts: tuple[Variable, ...] = ()  # of a critique that was put together from several
-    self._groups: tuple[int, ...] = ()  # of `aggregate` that a critique, or this sum, belongs to
-    self._passed: tuple[int, ...] = ()  # those that this backward pass has come through
+    self.parts: tuple[Variable, ...] = ()  # the critiques that this one combines
+    self._groups: tuple[int, ...] = ()  # the `aggregate` calls that a critique, or this sum, belongs to
+    self._passed: tuple[int, ...] = ()  # the `aggregate` calls that this backward pass came through
 
   def __repr__(self) -> str:
     return f"Variable(value={self.value!r}, role={self.role_description!r}, grads={len(self.gradients)})"
@@ -138,16 +138,16 @@ class Variable:
         raise ValueError("images receive no gradients; give requires_grad=False")
     elif isinstance(value, str):
       check_text(value, f"the value of {self.role_description!r}")
-    else:  # how many digits of a float matter is the caller's to say
+    else:  # floats too: the caller must choose the digits
       raise TypeError(f"the value must be text, an integer or bytes (an image), not {type(value).__name__}")
     self.value: Any = value
 
   def get_role_description(self) -> str:
-    """Return what it is for."""
+    """Return the role."""
     return self.role_description
 
   def set_role_description(self, role_description: str) -> None:
-    """Say what it is for. Raises TypeError or ValueError for what is no text."""
+    """Set the role. Raises TypeError or ValueError if it is no text."""
     self.role_description = check_text(role_description, "role_description")
 
   def get_short_value(self, n_words_offset: int = 10) -> str:
@@ -155,14 +155,14 @@ class Variable:
     return shorten(self.value, n_words_offset)
 
   def get_grad_fn(self) -> Callable[..., Any] | None:
-    """Return what brings critiques to the predecessors."""
+    """Return the function that gives critiques to the predecessors."""
     return self.grad_fn
 
   def set_grad_fn(self, grad_fn: Callable[..., Any] | None) -> None:
-    """Set what brings critiques to the predecessors.
+    """Set the function that gives critiques to the predecessors.
 
-    It is called with `backward_engine=` and returns messages, which are asked for together with those of other
-    variables; or adds to the predecessors' gradients itself and returns None.
+    It is called with `backward_engine=`. It returns messages, whose requests are sent together with those of other
+    variables; or it adds to the predecessors' gradients itself and returns None.
     """
     self.grad_fn = grad_fn
 
@@ -175,7 +175,7 @@ class Variable:
     self.gradients, self.gradients_context = OrderedSet(), {}
 
   def receive(self, message: Message, text: str) -> None:
-    """Take a critique; an empty one says that there is nothing to criticise."""
+    """Add a critique to the gradients; an empty text means that there is nothing to criticise."""
     self._passed = tuple(dict.fromkeys((*self._passed, *message.groups)))
     if not text.strip():
       return
@@ -185,20 +185,20 @@ class Variable:
     self.gradients_context[gradient] = message.context
 
   def groups(self) -> tuple[int, ...]:
-    """Return the aggregates that what is said of this variable belongs to."""
+    """Return the `aggregate` calls that critiques of this variable belong to."""
     return tuple(dict.fromkeys((*self._passed, *self._groups)))
 
   def context_of_loss(self) -> dict[str, Any]:
-    """Return what is known of the loss from here on: set by the loss, or come with the critiques."""
+    """Return the loss context of the critiques and, overriding it, of this variable."""
     return {name: x for v in (*self.gradients, self) for name, x in v.loss_context.items()}
 
   def backward(self, engine: Any = None) -> None:
-    """Bring critiques to every variable that this one came from and that requires them.
+    """Give critiques to every variable that this one was made from and that requires them.
 
-    Calls that do not depend on each other are made at once, as far as the engine's `concurrency` goes; critiques arrive
-    in the same order however long each takes. `engine` is that of `set_backward_engine` if none is given.
-    Raises ValueError if there is none, GraphError for a cycle, and what the engine raises: the critiques that came
-    before it are kept, and no variable has changed.
+    Independent calls are made at once, up to the engine's `concurrency`; the order of the critiques does not depend on
+    how long each takes. Without `engine`, the engine of `set_backward_engine` is used.
+    Raises ValueError if there is no engine, GraphError for a cycle, and any error of the engine: critiques that arrived
+    before the error are kept, and no text has changed.
     """
     engine = resolve_engine(engine)
     self.gradients, graph = OrderedSet(), levels(self)
@@ -214,19 +214,19 @@ class Variable:
         message.variable.receive(message, message.text if message.request is None else next(answers))
 
   def generate_graph(self, print_gradients: bool = False) -> Any:
-    """Return the graph that leads here as a `graphviz.Digraph`; needs the package graphviz."""
+    """Return the graph of this variable's predecessors as a `graphviz.Digraph`; needs the package graphviz."""
     return draw([v for level in levels(self) for v in level], print_gradients)
 
   def save(self, path: str) -> None:
-    """Write this variable and all that it came from, critiques included, as JSON.
+    """Write this variable and all variables that it was made from, critiques included, as JSON.
 
-    What a call does backward is code and is not written.
+    Backward functions are code and are not written.
     """
     from selfrag_jax.storage.atomic import write_json
 
     nodes = [v for level in reversed(levels(self)) for v in level]
     known = set(nodes)
-    for v in nodes:  # the list grows: critiques, and their parts
+    for v in nodes:  # the list grows by critiques and their parts
       for other in (*v.gradients, *v.parts):
         if other not in known:
           known.add(other)
@@ -255,7 +255,7 @@ class Variable:
 def join(
   variables: Sequence[Variable], separator: str, prefix: str = "a combination of the following: ", joint: str = ", "
 ) -> Variable:
-  """Join texts; backward, each receives what the whole has received. Its role is made of theirs.
+  """Join texts; backward, each text receives the critiques of the whole. The role of the whole joins their roles.
 
   Raises ValueError for no variables or images, TypeError for other values.
   """
@@ -291,14 +291,14 @@ def check_variable(value: Any, name: str) -> Variable:
 
 
 def _join_backward(total: Variable, backward_engine: Any) -> list[Message]:
-  """Pass on what the whole has received: the same text through any number of sums."""
+  """Pass the critiques of the whole to its parts, with one prefix through any number of sums."""
   feedback, groups, shared = total.get_gradient_text(), total.groups(), total.context_of_loss()
   text = feedback if not feedback or feedback.startswith(TOGETHER) else TOGETHER + feedback
   return [Message(v, text=text, loss_context=shared, groups=groups) for v in total.predecessors]
 
 
 def levels(root: Variable) -> list[list[Variable]]:
-  """Return the variables that `root` came from, itself first, each in a level after all that were made from it.
+  """Return `root` and all its predecessors in levels, each variable in a level after all variables made from it.
 
   Variables of one level do not depend on each other. No recursion: graphs may be deep. Raises GraphError for a cycle.
   """
@@ -327,11 +327,11 @@ def levels(root: Variable) -> list[list[Variable]]:
 
 
 def _backwards(v: Variable) -> Iterator[Variable]:
-  return reversed(list(v.predecessors))  # the order found is turned round in the end
+  return reversed(list(v.predecessors))  # `levels` reverses the order in the end
 
 
 def _reduce(variables: Iterable[Variable], engine: Any) -> None:
-  """Put the critiques of one `aggregate` into one, for each variable, all at once."""
+  """Combine each variable's critiques of one `aggregate` call into one critique; all requests are sent at once."""
   found = []
   for v in variables:
     groups: dict[tuple[int, ...], list[Variable]] = {}
@@ -371,7 +371,7 @@ def _variable(entry: dict[str, Any]) -> Variable:
 
 
 def _json(value: Any) -> Any:
-  """Return a value or a context with its images as base64, and numbers as JSON has them; NaN is null."""
+  """Return a value or a context as JSON: images as base64, numbers of numpy and JAX as Python's, NaN as null."""
   if isinstance(value, bytes):
     return {"image": base64.b64encode(value).decode()}
   if callable(getattr(value, "item", None)):  # a number of numpy or JAX
