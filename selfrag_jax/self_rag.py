@@ -138,7 +138,7 @@ class SelfRAGModel:
     }
     for name, value in wanted.items():
       if settings[name] != value:
-        raise ValueError(f"the memory has {name} = {settings[name]}, this model needs {value}; make it with that")
+        raise ValueError(f"the memory has {name} = {settings[name]}, this model needs {value}: make another memory")
     if config.retrieval_method == "learned" and not base_model.config.query_projection:
       raise ValueError("retrieval_method 'learned' needs a model with query_projection = True")
     self.model, self.tokenizer = base_model.config, base_model.tokenizer

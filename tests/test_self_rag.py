@@ -223,8 +223,8 @@ def test_a_chunk_without_token_ids_is_read_all_the_same():
   [
     (TOKENIZER.special["[SEP]"], r"chunk 'bad': the token id \d+ is the control token \[SEP\]; delete it, and write"),
     (0, "chunk 'bad': the token id 0 is the control token"),
-    (TOKENIZER.vocab_size, f"chunk 'bad': the token id {TOKENIZER.vocab_size} is none of the"),
-    (2**31 - 1, "chunk 'bad': the token id 2147483647 is none of the"),
+    (TOKENIZER.vocab_size, f"chunk 'bad': the token id {TOKENIZER.vocab_size} is outside the"),
+    (2**31 - 1, "chunk 'bad': the token id 2147483647 is outside the"),
   ],
 )
 def test_stored_token_ids_that_no_text_has_never_stand_before_the_model(token, message):
@@ -248,14 +248,14 @@ def test_negative_ids_of_an_older_store_never_stand_before_the_model():
   model = make(n_facts=1)
   [found] = model.explain(["who"])
   old = dataclasses.replace(found[0], token_ids=np.array([-5], np.int32))
-  with pytest.raises(ValueError, match="chunk '0': the token id -5 is none of the"):
+  with pytest.raises(ValueError, match="chunk '0': the token id -5 is outside the"):
     model.augment(["who"], [[old]])
 
 
 @pytest.mark.parametrize(
   ("inputs", "message"),
   [
-    ([[MODEL.vocab_size]], f"an input has the token id {MODEL.vocab_size}; the model knows those from 0 to"),
+    ([[MODEL.vocab_size]], f"an input has the token id {MODEL.vocab_size}; the model knows the ids from 0 to"),
     ([[-1]], "an input has the token id -1"),
     ([[2**40]], "an input has the token id 1099511627776"),
     ([[1.5]], "a list of texts or of lists of token ids"),

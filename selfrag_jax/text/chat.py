@@ -201,7 +201,7 @@ def _encode(tokenizer: Tokenizer, segments: Iterable[Segment]) -> tuple[list[int
 
 def _special_id(tokenizer: Tokenizer, name: str) -> int:
   if name not in tokenizer.special:
-    raise ValueError(f"the {tokenizer.name} tokenizer has no token {name}; COMPACT works with every one")
+    raise ValueError(f"the {tokenizer.name} tokenizer has no token {name}; COMPACT works with every tokenizer")
   return tokenizer.special[name]
 
 

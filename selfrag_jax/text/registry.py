@@ -14,7 +14,7 @@ def open_tokenizer(source: str) -> Tokenizer:
     return ByteTokenizer()
   path = epath.Path(source)
   if not path.exists():
-    raise FileNotFoundError(f"there is no tokenizer {source}; byte, a SentencePiece .model file or a folder")
+    raise FileNotFoundError(f"there is no tokenizer {source}; give byte, a SentencePiece .model file or a folder")
   if path.suffix == ".model":
     from selfrag_jax.text.sentencepiece import SentencePieceTokenizer  # TensorFlow takes seconds to import
 

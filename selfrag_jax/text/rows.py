@@ -26,7 +26,7 @@ def input_rows(tokenizer: Tokenizer, inputs: Sequence[str] | Sequence[Sequence[i
   if not rows or not all(rows):
     raise ValueError("inputs must be at least one text or list of token ids, none of them empty")
   if wrong := [token for row in rows for token in row if not 0 <= token < size]:
-    raise ValueError(f"an input has the token id {wrong[0]}; the model knows those from 0 to {size - 1}")
+    raise ValueError(f"an input has the token id {wrong[0]}; the model knows the ids from 0 to {size - 1}")
   return rows
 
 
@@ -37,4 +37,4 @@ def check_ordinary(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
     if token in control:
       raise ValueError(f"the token id {token} is the control token {control[token]}")
     if not 0 <= token < tokenizer.vocab_size:
-      raise ValueError(f"the token id {token} is none of the {tokenizer.vocab_size} of the tokenizer {tokenizer.name}")
+      raise ValueError(f"the token id {token} is outside the {tokenizer.name} tokenizer's {tokenizer.vocab_size} ids")

@@ -29,7 +29,7 @@ def check_texts(values: Any, name: str) -> list[str]:
 
 
 def check_list(values: Any, name: str, what: str) -> list[Any]:
-  """Return values as a list; None is an empty one. Raises TypeError, which names `what` the list should hold."""
+  """Return values as a list; None is an empty one. Raises TypeError for a text or a value that is no list of `what`."""
   if values is None:
     return []
   if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
@@ -53,7 +53,7 @@ def check_count(value: Any, name: str) -> int:
   if count < 0:
     raise ValueError(f"{name} = {count} must be at least 0")
   if count > LARGEST:
-    raise ValueError(f"{name} must be at most {LARGEST}, what is given has {count.bit_length()} bits")
+    raise ValueError(f"{name} must be at most {LARGEST}, it has {count.bit_length()} bits")
   return count
 
 

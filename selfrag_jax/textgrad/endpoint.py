@@ -114,7 +114,7 @@ class OpenAIEngine(MeteredEngine):
       try:
         to = urllib.parse.urlsplit(urllib.parse.urljoin(str(error.response.url), error.response.headers["location"]))
       except (KeyError, ValueError):
-        return "it redirects to what is no address"
+        return "it redirects to an invalid address"
       host = to.netloc.rpartition("@")[2]
       return f"it redirects to {to.scheme}://{host}{to.path}, which is not followed; give that as base_url"
     if error.status_code in (401, 403) and self._key == NO_KEY:

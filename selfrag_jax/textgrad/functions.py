@@ -155,7 +155,7 @@ class StringBasedFunction(Function):
     try:
       response = Variable(value, predecessors=list(inputs.values()), role_description=role)
     except (TypeError, ValueError) as error:
-      raise type(error)(f"the function {self.function_purpose!r} returned what is no value: {error}") from None
+      raise type(error)(f"the function {self.function_purpose!r} returned an unusable value: {error}") from None
     response.grad_fn = functools.partial(_function_backward, response, dict(inputs), self.function_purpose)
     return response
 

@@ -259,4 +259,4 @@ def _read(path: str, parse: Callable[[Any], list[Any]]) -> list[Any]:
     with open(path, encoding="utf-8", newline="") as file:
       return parse(file)
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
-    raise ValueError(f"{path} is no such file as is expected: {type(error).__name__}: {error}") from None
+    raise ValueError(f"{path} does not have the expected format: {type(error).__name__}: {error}") from None

@@ -98,7 +98,7 @@ class Variable:
     predecessors = check_variables(predecessors, "predecessors")
     self.set_role_description(role_description)
     if not requires_grad and (needy := [v.role_description for v in predecessors if v.requires_grad]):
-      raise ValueError(f"{role_description!r} requires no gradient, but is made from what does: {needy}")
+      raise ValueError(f"{role_description!r} requires no gradient, but is made from variables that do: {needy}")
     path = check_text(os.fspath(image_path), "image_path")
     if value != "" and path:
       raise ValueError("give a value or an image_path, not both")

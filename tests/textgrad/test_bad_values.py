@@ -174,7 +174,7 @@ def test_counts_are_integers_from_0(name):
 @pytest.mark.parametrize("name", ["gradient_memory", "momentum_window", "retries"])
 @pytest.mark.parametrize("value", [2**31, pytest.param(10**30, id="10**30"), pytest.param(10**5000, id="10**5000")])
 def test_counts_have_a_limit(name, value):
-  with pytest.raises(ValueError, match=f"{name} must be at most 2147483647, what is given has {value.bit_length()} b"):
+  with pytest.raises(ValueError, match=f"{name} must be at most 2147483647, it has {value.bit_length()} bits"):
     tg.TGD([text()], engine=ENGINE, **{name: value})
 
 

@@ -71,8 +71,8 @@ def test_headers_that_never_end_are_not_waited_for(parts):
 @pytest.mark.parametrize(
   ("reply", "message"),
   [
-    (answer(b"", f"Location: http://[{KEY}", status="302 Found"), "HTTP 302: it redirects to what is no address"),
-    (answer(b"", status="302 Found"), "HTTP 302: it redirects to what is no address"),
+    (answer(b"", f"Location: http://[{KEY}", status="302 Found"), "HTTP 302: it redirects to an invalid address"),
+    (answer(b"", status="302 Found"), "HTTP 302: it redirects to an invalid address"),
     (answer(b"", "Location: /v2", status="302 Found"), r"HTTP 302: it redirects to http://127\.0\.0\.1:\d+/v2,"),
     (answer(b"", "Location: http://\xe4\xff/", status="302 Found"), "HTTP 302: it redirects"),
     (answer(b'{"choices": {"0": 1}}'), "no chat completion"),

@@ -79,10 +79,10 @@ def test_missing_files_are_named_with_their_source(tmp_path, monkeypatch):
 def test_damaged_files_are_named(tmp_path, content):
   for name in ("object_counting.json", "train.jsonl"):
     (tmp_path / name).write_bytes(content.encode("latin-1"))
-  with pytest.raises(ValueError, match=r"object_counting\.json is no such file"):
+  with pytest.raises(ValueError, match=r"object_counting\.json does not have the expected format"):
     load_task("BBH_object_counting", ENGINE, str(tmp_path))
   if content:
-    with pytest.raises(ValueError, match=r"train\.jsonl is no such file"):
+    with pytest.raises(ValueError, match=r"train\.jsonl does not have the expected format"):
       load_task("GSM8K_DSPy", ENGINE, str(tmp_path))
 
 
@@ -133,5 +133,5 @@ ROW = '"q","1","2","3","4"'
 )
 def test_files_that_are_damaged_within_are_named(tmp_path, name, content, load):
   (tmp_path / name).write_text(content)
-  with pytest.raises(ValueError, match=f"{name} is no such file as is expected"):
+  with pytest.raises(ValueError, match=f"{name} does not have the expected format"):
     load(str(tmp_path))
