@@ -1,4 +1,4 @@
-"""Critiques as they are stored, as lines of a file, and as a search finds them again."""
+"""Records of critiques, new and found again, and their form as lines of a file."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The parsing of an optimizer's answers, the text between two tags, and the limit on how much a text may change."""
+"""The parsing of an optimizer's answers (the text between two tags), and the limit on how much a text may change."""
 
 import collections
 import difflib
