@@ -73,7 +73,7 @@ def load_model(
     raise FileNotFoundError(f"{phases / name} has no intact checkpoint; the phases of {source} are {names}")
   folder = known[name]
   if not isinstance(metadata.get("model"), dict) or not isinstance(metadata.get("tokenizer"), dict):
-    raise ValueError(f"{folder} holds no language model, but what another experiment trained")
+    raise ValueError(f"{folder} holds no language model: an experiment of another kind wrote it")
   if tokenizer is not None and metadata["tokenizer"].get("fingerprint") != tokenizer.fingerprint:
     ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
     saved = json.dumps(metadata["tokenizer"])

@@ -94,7 +94,7 @@ class StopSignal:
   def _note(self, number: int, _: Any) -> None:
     if number == signal.SIGINT:
       if self.requested == signal.SIGINT:
-        raise KeyboardInterrupt("stopped at once; the newest checkpoint is what is left")
+        raise KeyboardInterrupt("stopped at once; the newest checkpoint is kept")
       print("stopping after this step, to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
     self.requested = number
 

@@ -20,7 +20,7 @@ Init = Callable[[PRNGKey], Params]  # draws the parameters of a model, with the 
 
 @struct.dataclass
 class TrainState:
-  """Step (the position in the data), parameters, optimizer state, and random key, into which steps fold their number."""
+  """Step (the position in the data), parameters, optimizer state, and random key; a step folds its number into it."""
 
   step: Array
   params: Params
