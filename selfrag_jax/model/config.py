@@ -95,7 +95,7 @@ class ModelConfig:
     if (total := count_params(self)["total"]) > MAX_PARAMS:
       raise ValueError(
         f"vocab_size {self.vocab_size}, d_model {self.d_model}, n_layers {self.n_layers} and the other sizes make "
-        f"{total:.1e} parameters, at most {MAX_PARAMS:.1e} are made; is one of them mistyped?"
+        f"{total:.1e} parameters, at most {MAX_PARAMS:.1e} are allowed; is one of these sizes mistyped?"
       )
 
   @property

@@ -27,7 +27,8 @@ def read_questions(path: epath.PathLike) -> dict[str, list[DocumentQuestion]]:
   """Read a `.jsonl` file, or all of a folder; returns the questions by the name of their file.
 
   A line is `{question, answers, gold: {title, text}, distractors: [{title, text}]}` or `{ordered_kv_records: [[key,
-  value]], key, value}`. Raises FileNotFoundError if there is no file, and ValueError, with file and line, for others.
+  value]], key, value}`. Raises FileNotFoundError if there is no file, and ValueError, with file and line, for any other
+  line.
   """
   root = epath.Path(path)
   files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]

@@ -26,7 +26,7 @@ class RewardConfig(Checked):
 def search_reward(
   config: RewardConfig, exact: np.ndarray, f1: np.ndarray, gold_recall: np.ndarray, valid: np.ndarray
 ) -> np.ndarray:
-  """Return float32 rewards in [0, 1] for arrays of one shape; monotone in each of them."""
+  """Return float32 rewards in [0, 1] for arrays of one shape; they are monotone in each array."""
   partial = config.f1_weight * f1 + config.retrieval_weight * gold_recall
   earned = np.where(exact > 0, 1.0, np.clip(partial, 0.0, 1.0))
   return (earned * np.where(valid > 0, 1.0, config.invalid_factor)).astype(np.float32)

@@ -112,7 +112,7 @@ class MemoryReader(NamedTuple):
   def retrieve(
     self, params: Params, batch: ContextBatch, forgotten: ArrayLike | None = None, embedded: Array | None = None
   ) -> Retrieved:
-    """Search for the chunks that are most similar to the query of each input, within the input's own context.
+    """Search the context of each input for the chunks that are most similar to the input's query.
 
     Each further search puts the best new chunk of every earlier search in front of the query (arXiv 2009.12756), and
     adds chunks that were not found before. The chunks where `forgotten` bool [E n] are deleted before the searches.

@@ -132,7 +132,7 @@ class _Events:
     folder.mkdir(parents=True, exist_ok=True)
     # without the suffix, a restart within one second would overwrite the killed run's file
     self._writer, self._flushed = EventsWriter(str(folder / "events"), f".{start_step}"), -math.inf
-    # TensorBoard forgets what a killed run logged from this step on
+    # TensorBoard drops the scalars that a killed run logged from this step on
     start = SessionLog(status=SessionLog.START)
     self._writer.write_event(Event(wall_time=time.time(), step=start_step and start_step + 1, session_log=start))
 

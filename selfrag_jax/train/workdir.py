@@ -39,8 +39,8 @@ def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
 def open_workdir(path: epath.PathLike, experiment: str = "") -> Iterator[epath.Path]:
   """Create the folder and let process 0 hold its lock, so that two runs never write into one workdir.
 
-  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and what
-  `check_workdir` raises.
+  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and like
+  `check_workdir`.
   """
   check_workdir(path, experiment)
   workdir = epath.Path(path)

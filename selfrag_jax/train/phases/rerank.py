@@ -38,7 +38,7 @@ class RerankPhaseConfig(Checked):
   def __post_init__(self):
     super().__post_init__()
     if self.depth < self.negatives:
-      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from there")
+      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from that depth")
     check_split(self.batch_size, self.accumulate, "batch_size")
 
 
