@@ -288,9 +288,7 @@ def _check_names(path: Path, layout: Layout, config: ModelConfig, tensors: Tenso
       )
     unexpected -= {head}  # some files store the tied embedding twice
   if unexpected:
-    raise ValueError(
-      f"{path}: tensor {min(unexpected)} has no place in our model ({len(unexpected)} tensors have none)"
-    )
+    raise ValueError(f"{path}: tensor {min(unexpected)} has no place in our model ({len(unexpected)} have none)")
 
 
 def _extend_rows(table_VxD: np.ndarray, config: ModelConfig) -> np.ndarray:

@@ -1,13 +1,13 @@
 """The router task: a prompt of keyword rules sends real questions to the articles that they are about.
 
-A rule maps a word to an article. The model follows the rules exactly: among the rules whose word is in the question, it
-takes the article that most name, or the first of equals. A prompt has room for `capacity` rules, fewer than there are
-telling words. The critic knows the article of a question that went wrong, and names it with the longest words of the
-question, since one question does not show which of its words occur with other articles too. The optimizer sees the
-rules, the critiques of this step, and the past critiques that it is shown. For each critique it adds the word with the
-strongest evidence for the article: the number of visible critiques in which the word comes with this article, less the
-number with other articles. So more critiques with the words of the present questions help it to avoid words that
-several articles share, and to choose words that will come again. No noise is added: real words are shared as they are.
+A rule maps a word to an article. The model follows the rules exactly: of the rules whose word is in the question, it
+returns the article that most rules name, or the first of equals. A prompt has room for `capacity` rules, fewer than
+there are telling words. The critic knows the article of a question that went wrong, and names it with the longest words
+of the question, since one question does not show which of its words occur with other articles too. The optimizer sees
+the rules, the critiques of this step, and the past critiques that it is shown. For each critique it adds the word with
+the strongest evidence for the article: the number of visible critiques in which the word comes with this article, less
+the number with other articles. So more critiques with the words of the present questions help it to avoid words that
+several articles share, and to choose words that will come again. No noise is added: articles share words as they do.
 
 Controls tell whether a gain of retrieval is an artefact:
 - if any past critique helped, random critiques or the last ones would be worth as much;

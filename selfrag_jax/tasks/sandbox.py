@@ -138,7 +138,7 @@ def enter_namespaces() -> dict[str, str]:
 
 
 def close_files(*, is_new_mount: bool) -> dict[str, str]:
-  """Hide all files that a program need not read or could write, except in its folder; return how it was done."""
+  """Hide the files that a program need not read and forbid writes outside its folder; return how it was done."""
   closed = {}
   work = os.getcwd()
   if is_new_mount:
