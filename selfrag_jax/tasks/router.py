@@ -10,9 +10,9 @@ the number with other articles. So more critiques with the words of the present 
 several articles share, and to choose words that will come again. No noise is added: articles share words as they do.
 
 Controls tell whether a gain of retrieval is an artefact:
-- if any past critique helped, random critiques or the last ones would be worth as much;
-- if the article's name in the critiques helped, retrieval by the question alone would give nothing;
-- if knowing the label helped, and not the words, any critiques of the same article would be worth as much;
+- if the gain came from any past critiques, random critiques or the last ones would be worth as much;
+- if it came from the article's name in the critiques, retrieval by the question alone would give nothing;
+- if it came from knowing the label and not from the words, any critiques of the same article would be worth as much;
 - near copies of a question cannot help: prompts are scored on questions of passages that no step shows.
 """
 
