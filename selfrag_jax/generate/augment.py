@@ -1,4 +1,4 @@
-"""The pure half of a model with memory: embed a text, put what was found before an input, read the input's logits.
+"""The pure functions of a model with memory: embed a text, put found chunks before an input, read the input's logits.
 
 They run inside compiled steps; the training phases use them over a `MemoryState`.
 """
@@ -28,17 +28,17 @@ class MemoryTokens(NamedTuple):
 
 
 def memory_tokens(tokenizer: Tokenizer) -> MemoryTokens:
-  """Look them up in a tokenizer."""
+  """Look the ids of `MemoryTokens` up in a tokenizer."""
   return MemoryTokens(tokenizer.special["[MEM]"], tokenizer.special["[SEP]"])
 
 
 def embed(
   model: ModelConfig, params: Params, tokens_BxT: Array, lengths_B: Array, ids: MemoryTokens, pooling: Pooling
 ) -> Array:
-  """Embed right-padded rows as [B, D] in at least float32. Padding counts nowhere, and an empty row is 0.
+  """Embed right-padded rows as [B, D] in at least float32. Padding is ignored; an empty row has the embedding 0.
 
   `mean` and `last` pool the states of the real tokens. `cls` appends `[SEP]` and takes its state: in a causal model
-  only a token at the end has seen the others.
+  only the last token has seen all others.
   """
   tokens, lengths = tokens_BxT, lengths_B
   if pooling == "cls":
@@ -53,11 +53,11 @@ def embed(
 def augment(
   tokens_BxT: Array, lengths_B: Array, found: RetrievedDocuments, ids: MemoryTokens | None, order: Order = "score"
 ) -> tuple[Array, Array, Array]:
-  """Put what was found before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row that found nothing stays as it is.
+  """Put the found chunks before each input: `[MEM] c1 [MEM] c2 [SEP] input`; a row without any is left as it is.
 
-  Without `ids` the chunks stand there without marks, as in plain text.
-  tokens int32 [B, T], lengths [B], found: k chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] with
-  0 behind, their lengths [B], and where the input starts [B]. `position` is the order of the slots.
+  Without `ids` the chunks are inserted without marks, as in plain text. tokens int32 [B, T], lengths [B], found: k
+  chunks of X tokens, best first. Returns tokens [B, k (X + 1) + 1 + T] padded with 0, their lengths [B], and the start
+  of the input in each row [B]. The order `position` sorts the chunks by slot.
   """
   batch, k, size = found.tokens.shape
   ranks = np.arange(k)
@@ -85,7 +85,7 @@ def augment(
 def input_logits(
   model: ModelConfig, params: Params, tokens_BxS: Array, lengths_B: Array, starts_B: Array, time: int
 ) -> Array:
-  """Return the logits [B, time, V] of the input part of augmented rows, which begins at `starts_B`."""
+  """Return the logits [B, time, V] of the input part of augmented rows; it begins at `starts_B`."""
   hidden = hidden_states(model, params, tokens_BxS, length_mask(lengths_B, tokens_BxS.shape[1], jnp))
   at = jnp.minimum(starts_B[:, None] + jnp.arange(time)[None, :], tokens_BxS.shape[1] - 1)
   hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)

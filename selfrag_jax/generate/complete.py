@@ -12,18 +12,18 @@ from selfrag_jax.model.lm import LM
 from selfrag_jax.ragged import last_entries
 from selfrag_jax.typing import Array, Params, PRNGKey
 
-MOST_NEW = 1 << 20  # tokens; the cache has room for all of them from the start
+MOST_NEW = 1 << 20  # tokens; the cache is allocated for the whole text at the start
 
 
 class Completion(NamedTuple):
-  """What was written after each prompt: tokens int32 [B, N], 0 behind `lengths` int32 [B]; a stop token counts."""
+  """The continuation of each prompt: tokens int32 [B, N], 0 beyond `lengths` int32 [B], which count the stop token."""
 
   tokens: Array
   lengths: Array
 
 
 def check_new_tokens(n: int, context_tokens: int | None = None) -> None:
-  """Raise ValueError, with the limit, for more new tokens than a model can write, of what it was made for if known."""
+  """Raise ValueError, with the limit, if a model cannot write n new tokens within `context_tokens` (None: unknown)."""
   if type(n) is not int or not 1 <= n <= MOST_NEW:
     raise ValueError(f"max_new_tokens = {n!r:.40} must be a whole number from 1 to {MOST_NEW:,}")
   if context_tokens is not None and n >= context_tokens:
@@ -45,8 +45,8 @@ def complete(
 ) -> Completion:
   """Continue right-padded prompts by at most `max_new_tokens`, until one of `stop_ids`. Pure; jit the caller.
 
-  `params` are `unstack`ed. Rows without a token only fill the batch: nothing is written after them. Raises ValueError
-  like `check_new_tokens`.
+  `params` are `unstack`ed. Rows of length 0 only fill the batch and are not continued. Raises ValueError like
+  `check_new_tokens`.
   """
   check_new_tokens(max_new_tokens)
   lm = LM(model, unrolled=True)

@@ -1,4 +1,4 @@
-"""What answers a query inside a compiled rollout: a memory, or one of the controls that a result is held against."""
+"""The retrievers inside a compiled rollout: a memory, and the controls with which its results are compared."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -18,7 +18,7 @@ RetrieverKind = Literal["memory", "empty", "random", "oracle"]
 
 
 def gather_documents(memory: MemoryState, slots_Bxk: Array) -> RetrievedDocuments:
-  """Read the documents at `slots` (-1: none) out of the memory."""
+  """Read the documents at `slots` (-1: none) from the memory."""
   safe = jnp.maximum(slots_Bxk, 0)
   return RetrievedDocuments(memory.tokens[safe], jnp.where(slots_Bxk >= 0, memory.lengths[safe], 0), slots_Bxk)
 
@@ -37,14 +37,14 @@ def make_retrieve(
 ) -> Retrieve:
   """Return the traced retriever of a batch.
 
-  `memory` embeds the query and searches the row's group. The controls: `empty` finds nothing; `random` finds a document
-  of the group that has nothing to do with the query; `oracle` gives the gold document of the hop, whatever the query.
+  `memory` embeds the query and searches the row's group. The controls: `empty` finds nothing; `random` finds documents
+  of the group independently of the query; `oracle` returns the gold document of the hop, whatever the query.
   """
   sharded = mesh if mesh is not None and mesh.size > 1 else None
 
   def find(embedded_BxD: Array) -> Array:
     found = search(memory, embedded_BxD, k, group_ids=group_ids, method=method, mesh=sharded, axis=BATCH_AXES)
-    # an empty query embeds to zero, and everything is equally far from that: it finds nothing
+    # an empty query embeds to zero, to which all documents are equally similar: it finds nothing
     return jnp.where((embedded_BxD != 0).any(axis=1, keepdims=True), found.slots, -1)
 
   def retrieve(queries_BxQ: Array, mask_BxQ: Array, hop: Array) -> RetrievedDocuments:

@@ -1,11 +1,11 @@
-"""Multi-hop rollouts: decode until every row has stopped, search for the query, extend the caches by what was found.
+"""Multi-hop rollouts: decode until every row has stopped, search for its query, extend the caches by the documents.
 
 On device all hops of a batch are one XLA program, a loop over hops with the retrieval inside (`rollout`); the host mode
 (`rollout_on_host`) runs the same steps around any Python retriever. A row is in one of three states:
 
-  RUNNING    it writes; its turn starts at `turn_start`
-  SEARCHING  it closed a query and waits for documents
-  DONE       it closed its answer, ran out of tokens or wrote an end of turn
+  RUNNING    the row writes; its turn starts at `turn_start`
+  SEARCHING  the row closed a query and waits for documents
+  DONE       the row closed its answer, ran out of tokens or wrote an end of turn
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ RUNNING, SEARCHING, DONE = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-  """The bounds of a rollout. Lengths are in tokens, without the opening and closing token."""
+  """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens."""
 
   max_hops: int = 2
   documents_per_hop: int = 1
@@ -83,7 +83,7 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
 
 
 class RetrievedDocuments(NamedTuple):
-  """What a search gives: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
+  """The result of a search: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
 
   tokens: ArrayLike
   lengths: ArrayLike
@@ -94,9 +94,9 @@ class RetrievedDocuments(NamedTuple):
 class Rollout:
   """A batch of rollouts; all arrays have fixed shapes and are padded.
 
-  `tokens`, `sampled` (1 where the policy chose the token, 0 on prompt, retrieved and forced ones) and `log_probs` are
-  [B, S]; `lengths` and `prompt_lengths` [B]; `slots` [B, hops, k], -1 where nothing was found; `searches` [B] counts
-  the searches within the budget, `refused` [B] says that one more was asked for.
+  `tokens`, `sampled` (True where the policy chose the token, False on prompt, retrieved and forced tokens) and
+  `log_probs` are [B, S]; `lengths` and `prompt_lengths` [B]; `slots` [B, hops, k], -1 where nothing was found;
+  `searches` [B] counts the searches within the budget; `refused` bool [B]: a search beyond the budget was refused.
   """
 
   tokens: Array
@@ -115,7 +115,7 @@ class _State:
   sampled: Array
   log_probs: Array
   cache: Cache
-  hidden: Array  # [B, D] of the last token
+  hidden: Array  # [B, D], the state of the last token
   status: Array
   turn_start: Array
   searches: Array
@@ -132,14 +132,14 @@ def _documents_width(config: RolloutConfig, document_tokens: int) -> int:
 
 
 def capacity(config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int) -> int:
-  """Return the most tokens that a rollout can have: searches within the budget, one beyond it, and the answer."""
+  """Return the most tokens that a rollout can have: prompt, searches within the budget, one beyond it, and answer."""
   query, answer = 2 + config.max_query_tokens, 2 + config.max_answer_tokens
   refused = query + len(control.notice) + 2
   return prompt_tokens + config.max_hops * (query + _documents_width(config, document_tokens)) + refused + answer
 
 
 def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:
-  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width], 0 behind, and lengths [B]."""
+  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width], 0-padded, and lengths [B]."""
   position = jnp.where(valid_BxT, jnp.cumsum(valid_BxT, axis=1) - 1, width)
   rows = jnp.arange(tokens_BxT.shape[0])[:, None]
   out = jnp.zeros((tokens_BxT.shape[0], width), tokens_BxT.dtype).at[rows, position].set(tokens_BxT, mode="drop")
@@ -163,14 +163,14 @@ def document_block(found: RetrievedDocuments, control: ControlTokens, width: int
 
 
 def _notice_block(control: ControlTokens, batch: int, width: int) -> tuple[Array, Array]:
-  """The document that a search beyond the budget gets; it forces the answer open."""
+  """Return the block that answers a search beyond the budget: the notice, and the forced opening of an answer."""
   ids = [control.retrieval_start, *control.notice, control.retrieval_end, control.answer_start]
   row = jnp.asarray(ids + [0] * (width - len(ids)), jnp.int32)
   return jnp.broadcast_to(row[None], (batch, width)), jnp.full((batch,), len(ids), jnp.int32)
 
 
 class Policy(NamedTuple):
-  """What the steps of a rollout need to know; all static but the parameters, which are `unstack`ed."""
+  """The model, parameters and bounds of a rollout; all static but the parameters, which are `unstack`ed."""
 
   model: ModelConfig
   params: Params
@@ -207,7 +207,7 @@ def _write(array_BxS: Array, positions_BxT: Array, values_BxT: Array) -> Array:
 
 
 def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
-  """Write tokens in every running row until it searches or is done. A turn that is too long is closed by force."""
+  """Decode in every running row until it searches or is done. A turn that is too long is closed by force."""
   config, control = policy.config, policy.control
   size = state.tokens.shape[1]
 
@@ -246,7 +246,7 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
 
 
 def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
-  """Return the queries of the searching rows, tokens int32 [B, Q] and mask bool [B, Q]; other rows are empty."""
+  """Return the queries of the searching rows, tokens int32 [B, Q] and mask bool [B, Q]; the other rows are empty."""
   width = policy.config.max_query_tokens
   position = state.turn_start[:, None] + 1 + jnp.arange(width)[None, :]
   inside = (position < state.cache.lengths[:, None] - 1) & (state.status == SEARCHING)[:, None]
@@ -255,7 +255,7 @@ def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
 
 
 def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget: Array) -> _State:
-  """Extend the caches of the searching rows by what was found, or by the notice that the budget is spent."""
+  """Extend the caches of the searching rows by the found documents, or by the notice that the budget is spent."""
   batch = state.tokens.shape[0]
   width = block_width(policy.config, policy.control, found.tokens.shape[2])
   documents, document_lengths = document_block(found, policy.control, width)
@@ -293,8 +293,8 @@ def rollout(
   """Run all hops of a batch as one traced program (jit the caller).
 
   `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
-  search and a gather, with documents of `document_tokens` tokens. Rows with an empty mask are not searching; their
-  result is unused.
+  search and a gather of documents of `document_tokens` tokens. A row with an empty mask does not search; its result is
+  unused.
   """
   config, batch = policy.config, prompts_BxT.shape[0]
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
@@ -309,11 +309,12 @@ def rollout(
     state, slots, i = carry
     state = decode(policy, state, jax.random.fold_in(key, i))
     nothing = lambda state, i: (state, jnp.full((batch, config.documents_per_hop), -1, jnp.int32))
-    # after the last turns nobody searches: then there is nothing to read, for hardly less than the longest documents
+    # after the last turns no row searches: reading empty blocks would cost hardly less than the longest documents
     state, found = jax.lax.cond((state.status == SEARCHING).any(), find, nothing, state, i)
     return state, slots.at[:, i].set(found, mode="drop"), i + 1
 
-  slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)  # one beyond the budget
+  # one hop more than the budget allows, for the notice
+  slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)
   carry = start(policy, prompts_BxT, lengths_B, size), slots, jnp.zeros((), jnp.int32)
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
   return _finish(state, lengths_B, slots[:, : config.max_hops])
@@ -327,9 +328,9 @@ def rollout_on_host(
 ) -> Rollout:
   """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
 
-  `retrieve(queries, hop)` gets the token ids of one query a row (empty: not searching) and returns, for each, at most
-  `documents_per_hop` pairs `(slot, body token ids)`. A longer body raises ValueError: cut
-  documents when you chunk them.
+  `retrieve(queries, hop)` gets the token ids of one query per row (empty: the row does not search) and returns, for
+  each query, at most `documents_per_hop` pairs `(slot, body token ids)`. Raises ValueError for a body of more than
+  `document_tokens` tokens: cut documents when you chunk them.
   """
   config = policy.config
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
@@ -370,7 +371,7 @@ def _to_retrieved(
 
 
 def _jitted(function: Callable, static_size: bool = False) -> Callable:
-  """Compile one step of the host mode; everything of the policy but its parameters is static."""
+  """Compile one step of the host mode; all of the policy is static but its parameters."""
 
   def call(static, params, *args):
     model, config, control = static

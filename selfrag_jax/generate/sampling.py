@@ -1,4 +1,4 @@
-"""Choose the next token: greedy, temperature, top-k and top-p; and the one log-probability of a token."""
+"""Sampling of the next token (greedy, temperature, top-k, top-p), and the log-probability of a token."""
 
 import dataclasses
 import operator
@@ -17,8 +17,8 @@ LEAST = 1e-6
 class SamplingConfig:
   """How tokens are drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 leave the distribution whole.
 
-  Raises ValueError for others than temperature 0 or from 1e-6, `top_k` from 0, and `top_p` from 1e-6 to 1: what is
-  closer to 0 is 0 in float32, or makes its logits infinite.
+  Raises ValueError unless temperature is 0 or at least 1e-6, `top_k` at least 0, and `top_p` within [1e-6, 1]: smaller
+  values are 0 in float32, or make the logits infinite.
   """
 
   temperature: float = 1.0
@@ -29,7 +29,7 @@ class SamplingConfig:
     try:
       known = self.temperature == 0 or LEAST <= self.temperature < float("inf")
       known = known and operator.index(self.top_k) >= 0 and LEAST <= self.top_p <= 1
-    except TypeError:  # no numbers
+    except TypeError:  # a value is not a number
       known = False
     if not known:
       raise ValueError(f"need temperature 0 or >= {LEAST}, top_k >= 0 and {LEAST} <= top_p <= 1, got {self}")
@@ -41,9 +41,9 @@ GREEDY = SamplingConfig(temperature=0)
 def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
   """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
 
-  Rollout and update share this function, so that their ratio starts at 1. Greedy decoding reports temperature 1.
-  The gradient is written down, 1[token] - p with the exponentials of the forward pass: the one that is derived goes
-  over [..., V] three times more.
+  Rollout and update share this function, so that their probability ratio starts at 1. Greedy decoding reports the
+  probabilities of temperature 1. The gradient, 1[token] - p with the exponentials of the forward pass, is written by
+  hand: automatic differentiation would pass over [..., V] three times more.
   """
   log_probs: Any = _token_log_probs(logits, tokens, temperature)
   return log_probs
@@ -73,7 +73,7 @@ _token_log_probs.defvjp(_log_probs, _log_probs_gradient)
 
 
 def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:
-  """Draw one token a row, int32 [B]. Top-p keeps the fewest likeliest tokens that reach it (arXiv 1904.09751)."""
+  """Draw one token per row, int32 [B]. Top-p keeps the fewest likeliest tokens that sum to it (arXiv 1904.09751)."""
   if config.temperature == 0:
     return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
   logits = logits_BxV / config.temperature
@@ -84,7 +84,7 @@ def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:
   if config.top_p < 1:
     ordered = jnp.sort(logits, axis=-1, descending=True)
     probs = jax.nn.softmax(ordered, axis=-1)
-    # a token stays if those before it do not reach top_p yet; the first one always stays
+    # a token stays if the likelier tokens do not reach top_p; the likeliest always stays
     kept = jnp.cumsum(probs, axis=-1) - probs < config.top_p
     least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
     logits = jnp.where(logits < least, lowest, logits)

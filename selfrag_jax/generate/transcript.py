@@ -1,4 +1,4 @@
-"""Read finished rollouts: which queries were written, what was answered, and whether the format was kept."""
+"""Transcripts of finished rollouts: the queries, the answer, and whether the rollout kept the format."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from selfrag_jax.generate.rollout import ControlTokens, Rollout
 
 @dataclass(frozen=True)
 class Transcript:
-  """One rollout, taken apart. `answer` is None if none was opened; `valid` says that every turn was well formed.
+  """One rollout, parsed. `answer` is None if the rollout has no answer; `valid` says that every turn was well formed.
 
-  A turn is well formed if the policy opened it, wrote something without control tokens in it, and closed it by itself.
-  The opening of an answer after the notice is forced, and is no fault.
+  A turn is well formed if the policy opened it, wrote a body without control tokens, and closed it by itself. After the
+  notice, the opening of the answer is forced; such a turn can be well formed too.
   """
 
   queries: tuple[tuple[int, ...], ...]
@@ -21,13 +21,13 @@ class Transcript:
 
 
 def read_transcripts(rollout: Rollout, control: ControlTokens) -> list[Transcript]:
-  """Take every row of a rollout (numpy arrays) apart."""
+  """Parse every row of a rollout (numpy arrays)."""
   rows = zip(rollout.tokens, rollout.sampled, rollout.prompt_lengths, rollout.lengths, strict=True)
   return [read_transcript(tokens[start:end], sampled[start:end], control) for tokens, sampled, start, end in rows]
 
 
 def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTokens) -> Transcript:
-  """Take what follows the prompt apart: `tokens` int [T] and `sampled` bool [T]."""
+  """Parse the part of a rollout after the prompt: `tokens` int [T] and `sampled` bool [T]."""
   closing = {control.search_start: control.search_end, control.answer_start: control.answer_end}
   specials = {*closing, *closing.values(), control.end, control.pad, control.retrieval_start, control.retrieval_end}
   specials |= {*control.doc_start, *control.doc_end}
@@ -35,7 +35,7 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
   at = 0
   while at < len(tokens):
     opening = int(tokens[at])
-    if opening == control.retrieval_start and not sampled[at]:  # what the environment said, up to the next turn
+    if opening == control.retrieval_start and not sampled[at]:  # documents or notice, up to the next turn
       while at < len(tokens) and not sampled[at] and int(tokens[at]) != control.answer_start:
         at += 1
       continue

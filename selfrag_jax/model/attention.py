@@ -1,4 +1,4 @@
-"""Grouped-query attention with one mask meaning: causal, within the segment, within the window."""
+"""Grouped-query attention under one mask: causal, within the segment, within the window."""
 
 import flax.linen as nn
 import jax
@@ -25,7 +25,7 @@ def attend(
 
   Every query must see at least one key. Softmax in at least float32. Heads come before time, and the queries of a group
   follow each other, so that both products are plain batched matrix multiplications: XLA's CPU backend is half as fast
-  at any other order, and the keys of a cache need not be transposed for every token.
+  with any other order, and the keys of a cache need not be transposed for every token.
   """
   batch, heads, time, width = q_BxHxTxE.shape
   kv_heads = k_BxKxSxE.shape[1]
@@ -75,10 +75,10 @@ class Attention(nn.Module):
     return self._finish(attend(q, k, v, mask, self.config.attention_softcap))
 
   def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache) -> tuple[Array, KVCache]:
-    """Append the real tokens at their positions of the cache, and attend to everything up to them."""
+    """Write the keys and values of the real tokens into the cache, and attend from them to all tokens so far."""
     q, k, v = self._project(x_BxTxD, positions_BxT)
     kv_heads, capacity = cache.keys.shape[1:3]
-    # pads are sent beyond the end, where a scatter drops them: their rows keep every bit
+    # pads get a slot beyond the end, where the scatter drops them: a row of pads keeps every bit of its cache
     slots = jnp.where(real_BxT, positions_BxT, capacity)[:, None, :]
     rows, heads = jnp.arange(x_BxTxD.shape[0])[:, None, None], jnp.arange(kv_heads)[None, :, None]
     keys = cache.keys.at[rows, heads, slots].set(k, mode="drop")

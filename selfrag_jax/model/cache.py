@@ -1,4 +1,4 @@
-"""What decoding remembers, as pytrees: keys and values of attention; convolution tail and state of Mamba-2."""
+"""The caches of decoding, as pytrees: keys and values of attention; convolution inputs and state of Mamba-2."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -26,7 +26,7 @@ class SSMCache:
 
 @struct.dataclass
 class Cache:
-  """The caches of all layers, and how many tokens of each row they hold, int32 [B]."""
+  """The caches of all layers, and the number of tokens that they hold of each row, int32 [B]."""
 
   lengths: Array
   layers: tuple[KVCache | SSMCache, ...]
@@ -35,7 +35,7 @@ class Cache:
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
   """Return empty caches for `batch` rows of at most `capacity` tokens.
 
-  The caller keeps `lengths <= capacity`: tokens beyond it are dropped without a word.
+  The caller must keep `lengths <= capacity`: tokens beyond it are dropped silently.
   """
   c = config
 
@@ -43,7 +43,7 @@ def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     if kind == "T":
       keys = jnp.zeros((batch, c.kv_heads, capacity, c.head_width), c.dtype)
       return KVCache(keys, jnp.zeros_like(keys))
-    # a sum of thousands of decayed terms: bfloat16 would lose the small ones
+    # the state sums thousands of decayed terms: bfloat16 would lose the small ones
     state = jnp.zeros((batch, c.ssm_heads, c.ssm_head_dim, c.ssm_state), accumulation_dtype(c.dtype))
     return SSMCache(jnp.zeros((batch, c.ssm_conv - 1, c.conv_channels), c.dtype), state)
 

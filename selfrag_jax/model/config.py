@@ -1,4 +1,4 @@
-"""What a model is: a frozen description, checked when it is made, with its parameter and FLOP counts."""
+"""The config of a model, frozen and checked when it is made, with its parameter and FLOP counts."""
 
 import dataclasses
 import math
@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 
 VOCAB_MULTIPLE = 128  # embedding rows are padded to whole TPU lanes
-# What no machine holds is a mistake in a config, and is said before somebody tries to allocate it.
+# A size that no machine holds is a mistake in the config, and is reported before anything is allocated.
 MAX_SIZE = 2**31 - 1  # of an axis: JAX counts in int32
 MAX_LAYERS = 1024
 MAX_PARAMS = 2**40  # 4 TiB in float32
-POSITIVE = (1e-30, 1e30)  # what float32 holds with room for its square root and its inverse
+POSITIVE = (1e-30, 1e30)  # a range within float32 with room for square roots and inverses
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-  """One layer: `T` is attention + MLP, `M` the Mamba-2 mixer. `window` and `rope_base` concern `T` alone."""
+  """One layer: `T` is attention + MLP, `M` the Mamba-2 mixer. `window` and `rope_base` apply to `T` only."""
 
   kind: Literal["T", "M"]
   window: int | None = None
@@ -30,8 +30,8 @@ class ModelConfig:
   """A hybrid Transformer + Mamba-2 language model.
 
   `block_pattern` is None (all `T`), a string (`"TTM"`, `"T,T,M"`, `"T*8+M*12"`) or a list of `T` and `M`; its length
-  must equal `n_layers`. Raises ValueError for a value of the wrong type, for sizes that do not fit together, naming
-  both numbers, and for more parameters than any machine holds.
+  must equal `n_layers`. Raises ValueError for a value of the wrong type, for sizes that do not fit together, with both
+  numbers, and for more parameters than any machine holds.
   """
 
   vocab_size: int
@@ -59,12 +59,12 @@ class ModelConfig:
   ssm_conv: int = 4
   ssm_chunk: int = 128
   mamba_mlp: bool = False  # give `M` layers an MLP too
-  query_projection: bool = False  # a learned matrix for queries of a memory (`LM.project`)
+  query_projection: bool = False  # learn a matrix for the queries of a memory (`LM.project`)
   # Numerics and memory
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
-  # What the backward pass computes again: "dots" all but products with weights. On a CPU that is also the fastest: what
-  # is kept has to be brought in page by page.
+  # What the backward pass computes again: nothing, all but the products with weights ("dots"), or everything. On a CPU
+  # "dots" is also the fastest, since memory for activations that are kept must be mapped page by page.
   remat: Literal["none", "dots", "full"] = "dots"
 
   def __post_init__(self):
@@ -95,7 +95,7 @@ class ModelConfig:
     if (total := count_params(self)["total"]) > MAX_PARAMS:
       raise ValueError(
         f"vocab_size {self.vocab_size}, d_model {self.d_model}, n_layers {self.n_layers} and the other sizes make "
-        f"{total:.1e} parameters, at most {MAX_PARAMS:.1e} are made; is one of them mistyped?"
+        f"{total:.1e} parameters, at most {MAX_PARAMS:.1e} are allowed; is one of these sizes mistyped?"
       )
 
   @property
@@ -149,7 +149,7 @@ CHOICES = {
 
 
 def unfit(name: str, value: Any) -> str | None:
-  """Return what the value of a field of `ModelConfig` must be, None if it is that: `… is -3; it must be` this."""
+  """Return the requirement that a field's value misses, to follow "it must be"; None if the value is valid."""
   kind = KINDS[name]
   if name == "block_pattern" or (value is None and kind.endswith("None")):
     return None
@@ -166,22 +166,22 @@ def unfit(name: str, value: Any) -> str | None:
 
 
 def _require_float64() -> None:
-  """Raise ValueError where JAX would compute in float32 instead, after a warning."""
-  import jax  # a description needs it for nothing else
+  """Raise ValueError where JAX would only warn and compute in float32 instead."""
+  import jax  # lazily, since nothing else in this module needs JAX
 
   if not jax.config.jax_enable_x64:
     raise ValueError("a dtype is float64, which JAX has switched off: set JAX_ENABLE_X64=1, or take float32")
 
 
 def unfit_size(value: Any, limit: int = MAX_SIZE) -> str | None:
-  """Return what a size must be, None if it is that."""
+  """Return the requirement that a size misses, to follow "it must be"; None if the size is valid."""
   if not isinstance(value, int | np.integer) or isinstance(value, bool):
     return "a whole number"
   return "at least 1" if value < 1 else f"at most {limit}" if value > limit else None
 
 
 def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> tuple[str, ...]:
-  """Return the pattern as a tuple of `T` and `M`. Raises ValueError, naming both numbers, if it does not fit."""
+  """Return the pattern as a tuple of `T` and `M`. Raises ValueError, with both numbers, if its length is wrong."""
   if pattern is None:
     blocks = ["T"] * n_layers
   elif isinstance(pattern, str):
@@ -209,7 +209,7 @@ def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> t
 
 
 def segments(layers: Sequence[LayerSpec]) -> tuple[tuple[tuple[LayerSpec, ...], int], ...]:
-  """Split the stack into `(unit, repeats)` so that the sum of unit lengths, the code to compile, is least.
+  """Split the stack into `(unit, repeats)` pairs that minimise the sum of unit lengths, the code to compile.
 
   `T*8+M*12` is `((T,), 8), ((M,), 12)`; `TMTMTM` is `((T, M), 3)`.
   """
@@ -230,7 +230,7 @@ def segments(layers: Sequence[LayerSpec]) -> tuple[tuple[tuple[LayerSpec, ...], 
 
 
 def count_params(config: ModelConfig) -> dict[str, int]:
-  """Count parameters by part (embedding rows as padded), and their `total`."""
+  """Count the parameters of each part (embedding with its padded rows), and their `total`."""
   c = config
   mlp = c.d_model * c.mlp_width * (2 if c.mlp == "relu2" else 3) + c.d_model
   attention = (
@@ -254,7 +254,7 @@ def count_params(config: ModelConfig) -> dict[str, int]:
 
 
 def flops_per_token(config: ModelConfig, context: int) -> float:
-  """Forward multiply-adds x 2 of one token at `context` earlier tokens; training costs three times as much."""
+  """Return the forward FLOPs (2 x multiply-adds) of one token after `context` others; training costs 3 times that."""
   c, parts = config, count_params(config)
   matmuls = parts["attention"] + parts["mamba"] + parts["mlp"] + c.padded_vocab * c.d_model
   n_attention = (c.block_pattern or ()).count("T")

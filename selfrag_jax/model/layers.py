@@ -1,4 +1,4 @@
-"""Norm, rotary embedding and MLP: the small parts that every block shares."""
+"""The small parts that every block shares: norm, rotary embedding and MLP."""
 
 import math
 
@@ -32,10 +32,10 @@ def weight(
 
 
 def linear(x: Array, weight: Array, contracted: int = 1) -> Array:
-  """Contract the last `contracted` axes of x [..., in] with the first ones of weight [in, out ...]: [..., out ...].
+  """Contract the last `contracted` axes of x [..., in] with the first axes of weight [in, out ...] to [..., out ...].
 
-  One product of two matrices, whatever the axes: with activations of three axes XLA's CPU backend takes twice as long
-  for the gradients. Accelerators do not care.
+  The product is one of two matrices, whatever the axes: with activations of three axes XLA's CPU backend takes twice as
+  long for the gradients. On accelerators it makes no difference.
   """
   rows, columns = x.shape[: x.ndim - contracted], weight.shape[contracted:]
   flat = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns))
@@ -43,7 +43,7 @@ def linear(x: Array, weight: Array, contracted: int = 1) -> Array:
 
 
 def output_scale(config: ModelConfig) -> float:
-  """Return the init scale of projections into the residual stream: its variance must not grow with depth (GPT-2)."""
+  """Return the init scale of projections into the residual stream, whose variance must not grow with depth (GPT-2)."""
   return config.init_scale / (2 * config.n_layers) ** 0.5
 
 

@@ -1,7 +1,7 @@
-"""How file formats write an architecture: which config field and which tensor, with which axes, is which of ours.
+"""The layouts of architectures in file formats: tables that map config fields and tensors with their axes to ours.
 
-Each `Layout` is read from left to right on import and from right to left on export. Tensors are rearranged and never
-computed with, so a round trip returns every byte.
+Each `Layout` is read from left to right on import and from right to left on export. Tensors are only rearranged, so a
+round trip returns every byte.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ import numpy as np
 
 from selfrag_jax.model.config import ModelConfig
 
-HEAD = "unembed"  # the leaf that tied embeddings do not have
+HEAD = "unembed"  # the leaf that models with tied embeddings lack
 
 
 class Weight(NamedTuple):
-  """One tensor under both names, `{}` standing for the layer, with its axes in the notation of einops."""
+  """One tensor under its name in the file and ours, with its axes in einops' notation; `{}` stands for the layer."""
 
   theirs: str
   ours: str
@@ -32,11 +32,11 @@ class Weight(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a file format writes an architecture.
+  """The layout of one architecture in one file format.
 
-  fields: their config field -> attribute of ModelConfig. defaults: what an absent field means. allowed: their fields
-  that ModelConfig has no counterpart for -> the values that we implement. implied: ModelConfig fields that the
-  architecture leaves no choice about.
+  fields: their config field -> attribute of ModelConfig. defaults: the values of absent fields. allowed: their fields
+  without a counterpart in ModelConfig -> the values that we implement. implied: ModelConfig fields -> the only value
+  that the architecture can have.
   """
 
   kind: Literal["T", "M"]
@@ -48,7 +48,7 @@ class Layout:
   architecture: str | None = None  # the class in transformers; None: import only
 
   def tensors(self, config: ModelConfig) -> list[Weight]:
-    """Return the weights that such a model has: without the head if its embeddings are tied."""
+    """Return the weights of a model with this config: without the head if its embeddings are tied."""
     return [weight for weight in self.weights if not (config.tie_embeddings and weight.ours == HEAD)]
 
 
@@ -103,7 +103,7 @@ LLAMA = Layout(
   ),
 )
 
-# llama.cpp turns neighbouring numbers (2i, 2i + 1) by one angle, we turn i and i + E/2: q and k interleave the halves.
+# llama.cpp rotates neighbours (2i, 2i + 1) by one angle, we rotate i and i + E/2: its q and k interleave our halves.
 LLAMA_GGUF = Layout(
   kind="T",
   fields={
@@ -189,7 +189,7 @@ HUGGING_FACE = {"llama": LLAMA, "mamba2": MAMBA2}
 
 
 def axis_sizes(config: ModelConfig, vocab_size: int) -> dict[str, int]:
-  """Return the length of every axis that the tables name; `vocab_size` rows are in the file."""
+  """Return the length of every axis that the tables name; `vocab_size` is the number of rows in the file."""
   c = config
   attention = {"H": c.n_heads, "K": c.kv_heads, "E": c.head_width, "half": 2, "pair": c.head_width // 2}
   mamba = {"heads": c.ssm_heads, "inner": c.ssm_inner, "C": c.conv_channels, "W": c.ssm_conv}
@@ -207,7 +207,7 @@ def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def rearrange(x: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
-  """Do what `einops.rearrange(x, f"{source} -> {target}", **sizes)` does."""
+  """Rearrange axes like `einops.rearrange(x, f"{source} -> {target}", **sizes)`."""
   before, after = ([name for group in _groups(axes) for name in group if name != "1"] for axes in (source, target))
   split = x.reshape([sizes[name] for name in before])
   return split.transpose([before.index(name) for name in after]).reshape(shape_of(target, sizes))

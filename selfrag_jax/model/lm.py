@@ -1,4 +1,4 @@
-"""The language model: a stack of blocks by `block_pattern`, scanned when it trains, unrolled when it decodes.
+"""The language model: a stack of blocks by `block_pattern`, scanned for training, unrolled for decoding.
 
 Everything is a pure function of the parameters: `LM(config).apply(params, …)`. Training scans each repeated unit over
 stacked parameters, so that compile time does not grow with depth. Decoding runs the layers one by one over parameters
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Unit(nn.Module):
-  """The layers that one step of the scan over depth runs."""
+  """The layers of one step of the scan over depth."""
 
   config: ModelConfig
   specs: tuple[LayerSpec, ...]
@@ -71,7 +71,7 @@ class Unit(nn.Module):
 
 
 class LM(nn.Module):
-  """The language model. `unrolled` says that the parameters come from `unstack`, as `extend` needs them."""
+  """The language model. `unrolled`: its parameters come from `unstack`, as `extend` needs them."""
 
   config: ModelConfig
   unrolled: bool = False
@@ -83,7 +83,7 @@ class LM(nn.Module):
     self.head = self.embedding if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
     self.final_norm = RMSNorm(c)
     if c.query_projection:
-      # the identity: untrained, a projected query is the query
+      # the identity: before training a projected query is the query itself
       identity = nn.with_logical_partitioning(lambda _, shape, dtype: jnp.eye(*shape, dtype=dtype), ("embed", None))
       self.projection = self.param("query_projection", identity, (c.d_model, c.d_model), jnp.dtype(c.param_dtype))
     if self.unrolled:
@@ -127,7 +127,7 @@ class LM(nn.Module):
     return self.final_norm(x)
 
   def logits(self, hidden: Array) -> Array:
-    """Return the logits [..., V] in at least float32, V padded; padding ids get the lowest finite number."""
+    """Return the logits [..., V] in at least float32, with V padded; padding ids get the lowest finite number."""
     c = self.config
     flat_NxD = hidden.reshape(-1, c.d_model)  # as in `linear`
     logits = jnp.einsum("ND,VD->NV", flat_NxD, self.head, preferred_element_type=accumulation_dtype(hidden.dtype))
@@ -140,14 +140,14 @@ class LM(nn.Module):
     return jnp.where(real, logits, jnp.finfo(logits.dtype).min)
 
   def project(self, queries_BxD: Array) -> Array:
-    """Project pooled queries by the learned matrix, if the model has one: their inner products with chunks score."""
+    """Project pooled queries by the learned matrix, if the model has one, before they are compared with chunks."""
     return jnp.dot(queries_BxD, jnp.asarray(self.projection)) if self.config.query_projection else queries_BxD
 
   def extend(self, tokens_BxT: Array, lengths_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """Append the first `lengths[b]` tokens of each row: prefill, a retrieved document, or one decoded token.
 
-    Returns the hidden states [B, T, D] (arbitrary on pads) and the cache. `lengths == 0` changes no bit of a row.
-    Needs `unrolled` parameters.
+    Returns the hidden states [B, T, D] (arbitrary on pads) and the new cache. Where `lengths == 0`, no bit of the row's
+    cache changes. Needs `unrolled` parameters.
     """
     steps = jnp.arange(tokens_BxT.shape[1])[None, :]
     real = steps < lengths_B[:, None]
@@ -169,12 +169,12 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: PRNGKey) -> Params:
-  """Draw stacked parameters, boxed with their logical axes (`nn.unbox` takes the boxes off)."""
+  """Draw stacked parameters, boxed with their logical axes (`nn.unbox` removes the boxes)."""
   return LM(config).init(key, jnp.zeros((1, 2), jnp.int32))
 
 
 def unstack(config: ModelConfig, params: Params) -> Params:
-  """Take the scanned parameters apart, layer by layer, for `LM(config, unrolled=True)`."""
+  """Split the stacked parameters into layers, for `LM(config, unrolled=True)`."""
   stacked = params["params"]
   flat: dict[str, Any] = {name: value for name, value in stacked.items() if not name.startswith("segments_")}
   names = iter(range(config.n_layers))
@@ -187,7 +187,7 @@ def unstack(config: ModelConfig, params: Params) -> Params:
 
 
 def stack(config: ModelConfig, params: Params) -> Params:
-  """Undo `unstack`."""
+  """Stack the parameters of single layers: the inverse of `unstack`."""
   flat = params["params"]
   stacked: dict[str, Any] = {name: value for name, value in flat.items() if not name.startswith("layers_")}
   first = 0

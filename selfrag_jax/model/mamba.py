@@ -13,7 +13,7 @@ from selfrag_jax.typing import Array, PRNGKey
 
 
 def _init_dt_bias(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
-  """Inverse softplus of time steps that are log-uniform in [1e-3, 1e-1], so that softplus(bias) gives them back."""
+  """Draw biases whose softplus, the time step, is log-uniform in [1e-3, 1e-1]."""
   dt = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(1e-3), jnp.log(1e-1)))
   dt = jnp.maximum(dt, 1e-4)
   return dt + jnp.log(-jnp.expm1(-dt))
@@ -80,8 +80,7 @@ class Mamba(nn.Module):
     return -jnp.exp(self.a_log.astype(accumulation_dtype(self.a_log.dtype)))
 
   def __call__(self, u_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
-    """Mix a packed row; segment 0 is padding. Nothing passes from one segment to another. Order is in the recurrence:
-    positions, which attention needs, change nothing."""
+    """Mix packed rows. Segment 0 is padding; nothing passes between segments. Positions, for attention, are unused."""
     c = self.config
     z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
     xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
@@ -90,7 +89,7 @@ class Mamba(nn.Module):
     return self._finish(y, x, z)
 
   def extend(self, u_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:
-    """Continue from the cache over the real tokens, which come first in each row; a row without any keeps every bit."""
+    """Continue from the cache over the real tokens, which come first in each row; a row of pads keeps every bit."""
     c, time = self.config, u_BxTxD.shape[1]
     z, xbc, dt = self._project(u_BxTxD, real_BxT)
     inputs = jnp.concatenate([cache.conv, xbc], axis=1)
@@ -103,6 +102,6 @@ class Mamba(nn.Module):
       y, state = ssd_chunked(x, dt, self._decay, b, cc, initial_state_BxHxPxN=cache.state, chunk_size=c.ssm_chunk)
     lengths = jnp.sum(real_BxT, axis=1)
     tail = jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, c.ssm_conv - 1))(inputs, lengths)
-    # -0 * 1 + 0 is +0: an empty row must keep its state to the bit
+    # selected, because -0 * 1 + 0 is +0 and an empty row must keep its state to the bit
     state = jnp.where((lengths > 0)[:, None, None, None], state, cache.state)
     return self._finish(y, x, z), SSMCache(tail, state)

@@ -1,4 +1,4 @@
-"""Hidden states without the head, their mean, and unit vectors: the steps of an embedding."""
+"""The steps of an embedding: hidden states without the head, their mean, and scaling to unit norm."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ from selfrag_jax.typing import Array, ArrayLike, Params
 
 
 def hidden_states(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, mask_BxT: ArrayLike) -> Array:
-  """Return the hidden states [B, T, D] of the tokens where `mask` bool, arbitrary elsewhere."""
+  """Return the hidden states [B, T, D] of the tokens where `mask` bool [B, T], arbitrary values elsewhere."""
   return jnp.asarray(LM(config).apply(params, jnp.where(mask_BxT, tokens_BxT, 0), jnp.asarray(mask_BxT, jnp.int32)))
 
 
 def mean_pool(hidden_BxTxD: Array, mask_BxT: ArrayLike) -> Array:
-  """Return the mean state [B, D] where `mask`, in at least float32; zeros for an empty row."""
+  """Return the mean [B, D] of the states where `mask` [B, T], in at least float32; zeros for an empty row."""
   weights = jnp.asarray(mask_BxT, accumulation_dtype(hidden_BxTxD.dtype))
   states = hidden_BxTxD.astype(weights.dtype)
   total = jnp.einsum("bt,btd->bd", weights, states, precision=jax.lax.Precision.HIGHEST)

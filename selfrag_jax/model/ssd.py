@@ -1,12 +1,12 @@
 """State-space duality of Mamba-2 (arXiv 2405.21060): the recurrence, its chunked form and one decode step.
 
 All three compute, for every head, h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t^T and y_t = C_t h_t. `A` is negative and
-`dt` positive already (-exp(A_log) and softplus are the caller's, and so is the skip D x). Where the segment id changes,
+`dt` positive already: the caller applies -exp(A_log) and softplus, and adds the skip D x. Where the segment id changes,
 the state starts again from zero; `dt == 0` leaves it untouched.
 
-Letters of this file: J heads of a group (H = G * J; group g serves the heads g*J to g*J + J - 1), Z chunks: of a row in
-BxZ, otherwise of all rows. Merged axes are not only short to read: jaxlib 0.10.2 crashes on the CPU in sums over arrays
-of seven axes (jax issue 40412), and a vmap or a layer axis comes on top.
+Letters of this file: J heads of a group (H = G * J; group g serves the heads g*J to g*J + J - 1), Z chunks (of one row
+in BxZ, otherwise of all rows). Merged axes are easier to read, and necessary: jaxlib 0.10.2 crashes on the CPU in sums
+over arrays of seven axes (jax issue 40412), and a vmap or a layer axis adds another.
 """
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from selfrag_jax.typing import Array
 
-BLOCK_CHUNKS = 8  # of a row that are solved side by side
+BLOCK_CHUNKS = 8  # chunks of a row that are solved in parallel
 
 
 def ssd_step(
@@ -77,8 +77,8 @@ def ssd_chunked(
 
   Section 6 of arXiv 2405.21060, with documents packed in a row. The large products run in x's dtype and accumulate in
   promote_types(x.dtype, float32); the decay stays in that wider type, because bfloat16 decay costs 3e-2 and more.
-  Longer rows are run block by block of BLOCK_CHUNKS chunks, whose insides are computed again in the backward pass: what
-  is kept grows by a state a block and not by what a chunk needs between its products.
+  Longer rows run in blocks of BLOCK_CHUNKS chunks, whose activations the backward pass computes again: each block adds
+  only one state to the memory that is kept, not the intermediate arrays of its chunks.
 
   Args:
     x_BxTxHxP: inputs.
@@ -127,7 +127,7 @@ def ssd_chunked(
 
 
 def _block(inputs, run_BxT, A_H, initial_BxHxPxN, initial_run_B, L):
-  """Solve whole chunks of rows side by side. Returns y in x's dtype and the state after the last token."""
+  """Solve whole chunks of rows in parallel. Returns y in x's dtype and the state after the last token."""
   x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN = inputs
   n_batch, _, n_heads, n_width = x_BxTxHxP.shape
   n_groups, n_states = B_BxTxGxN.shape[2:]
@@ -163,17 +163,17 @@ def _block(inputs, run_BxT, A_H, initial_BxHxPxN, initial_run_B, L):
 
 
 def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):
-  """Solve one chunk as if no state entered it, and say how one that enters decays.
+  """Solve one chunk as if no state entered it, and compute the decay of an entering state.
 
-  Returns the outputs [L, G, J, P], the state of the last document [G, J, P, N], and what is left of an entering state
-  at each token [L, G, J] and at the end [G, J]: nothing where another document has begun.
+  Returns the outputs [L, G, J, P], the state of the last document [G, J, P, N], and the factor by which an entering
+  state has decayed at each token [L, G, J] and at the end [G, J]: 0 where another document has begun.
   """
   dtype, wide = x_LxGxJxP.dtype, jnp.promote_types(x_LxGxJxP.dtype, jnp.float32)
   dt_LxGxJ = dt_LxGxJ.astype(wide)
   sees_LxL = jnp.tril(run_L[:, None] == run_L[None, :])
 
-  # Log decay since the document's first token in this chunk. A sum over the documents before it too would cancel in the
-  # differences below only up to rounding, and so would their gradients. HIGHEST: a TPU would round dt A to bfloat16.
+  # Log decay since the document's first token in this chunk. A sum that included earlier documents would cancel in the
+  # differences below only up to rounding, and so would its gradient. HIGHEST: a TPU would round dt A to bfloat16.
   sums_GxJxL = jnp.einsum(
     "ls,sgj->gjl", sees_LxL.astype(wide), dt_LxGxJ * A_GxJ.astype(wide)[None], precision=jax.lax.Precision.HIGHEST
   )
@@ -197,7 +197,7 @@ def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):
 
 
 def _runs(segment_ids_BxT, shape):
-  """Number the documents of each row from 0 on, so that an id that comes back later is another document."""
+  """Number the documents of each row from 0 on, so that an id that comes again later is another document."""
   if segment_ids_BxT is None:
     return jnp.zeros(shape[:2], jnp.int32)
   starts_BxT = segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]

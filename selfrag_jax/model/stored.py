@@ -1,4 +1,4 @@
-"""Tensors in files: what is stored under which name, checked before a byte of it is read."""
+"""The tensors of a file by name; their shapes and types are checked before any byte is read."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -10,13 +10,13 @@ import numpy as np
 from selfrag_jax.storage.atomic import temporary_name, write_json
 from selfrag_jax.storage.json_lines import refuse_pointer
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls what weights may be
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MARK = {"format": "pt", "written_by": "selfrag_jax"}  # `format` is what transformers asks for
+MARK = {"format": "pt", "written_by": "selfrag_jax"}  # transformers requires `format`
 
 
 class Stored(NamedTuple):
-  """A tensor in a file: its shape, what its numbers are, and how to read them."""
+  """A tensor in a file: its shape, the type of its numbers, and a function that reads them."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -27,7 +27,7 @@ Tensors = dict[str, Stored]
 
 
 def open_safetensors(path: Path) -> Tensors:
-  """Return the tensors of a safetensors file by name. Raises ValueError, naming the file, for one that is damaged."""
+  """Return the tensors of a safetensors file by name. Raises ValueError, with its name, if the file is damaged."""
   file, tensors = _open(path), {}
   for name in file.keys():  # noqa: SIM118, not a mapping
     part = file.get_slice(name)
@@ -38,8 +38,8 @@ def open_safetensors(path: Path) -> Tensors:
 def read_weight(path: Path, tensors: Tensors, name: str, shape: tuple[int, ...]) -> np.ndarray:
   """Read one tensor of a model.
 
-  Raises ValueError, with file and tensor, if it has another shape or holds no floating-point numbers: integers are
-  weights before they are multiplied by scales, which this reader does not know.
+  Raises ValueError, with file and tensor, if it has another shape or holds no floating-point numbers: integers would
+  have to be multiplied by scales, which this reader does not know.
   """
   tensor = tensors[name]
   if tensor.shape != shape:
@@ -54,9 +54,9 @@ def read_weight(path: Path, tensors: Tensors, name: str, shape: tuple[int, ...])
 
 @contextlib.contextmanager
 def export_folder(folder: Path, config: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[None]:
-  """Publish a model: the block writes its files, `config.json`, without which nobody loads it, comes last.
+  """Publish a model: the body of the `with` writes its files, then `config.json` makes the folder loadable.
 
-  The older export that the folder may hold loses its config first. Raises like `check_export`.
+  The config of an older export in the folder is deleted first. Raises like `check_export`.
   """
   check_export(folder, names)
   folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def export_folder(folder: Path, config: Mapping[str, Any], names: tuple[str, ...
 def check_export(folder: Path, names: tuple[str, ...]) -> None:
   """Check that a folder is missing, empty, or an earlier export of files with these names.
 
-  Raises FileExistsError for anything else: models that somebody else has written are not written over.
+  Raises FileExistsError for any other folder: a model that somebody else has written is not overwritten.
   """
   if folder.exists() and not folder.is_dir():
     raise FileExistsError(f"{folder} is a file; give a folder for the model")
@@ -86,7 +86,7 @@ def check_export(folder: Path, names: tuple[str, ...]) -> None:
 def _is_export(path: Path) -> bool:
   try:
     return (_open(path).metadata() or {}).get("written_by") == MARK["written_by"]
-  except ValueError:  # damaged: perhaps the only copy of something
+  except ValueError:  # a damaged file, perhaps the only copy of a model, is not overwritten
     return False
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked, what it may look up, and what counts as right."""
+"""Tasks: questions for a model, the documents that it may look up, and the right answers."""
 
 import lazy_loader
 

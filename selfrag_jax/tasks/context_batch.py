@@ -1,4 +1,4 @@
-"""Inputs that continue a context which does not stand before them: what training with memory is fed with."""
+"""Batches for training with memory: inputs that continue a context which the model can only see through its memory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from selfrag_jax.tasks.search_task import Indices
 class ContextBatch(NamedTuple):
   """Inputs and the contexts that they continue: E contexts of n chunks, q inputs each.
 
-  `chunks` int32 [E, n, X], `chunk_lengths` [E, n]; `inputs` int32 [E, q, T], their `lengths` [E, q], of which the first
-  `query_lengths` are what is asked with and the others are predicted; `gold` int32 [E, q, g]: chunks that the
-  prediction takes, the one to be found first; `use_memory` bool [E, q]: the others see no chunk.
+  `chunks` int32 [E, n, X], `chunk_lengths` [E, n]; `inputs` int32 [E, q, T], their `lengths` [E, q]. The first
+  `query_lengths` [E, q] tokens of an input are its query, the others are predicted. `gold` int32 [E, q, g]: the chunks
+  that the prediction needs, the one to find first in front; `use_memory` bool [E, q]: whether the input sees chunks.
   """
 
   chunks: Any
@@ -32,7 +32,7 @@ class ContextBatch(NamedTuple):
 def of_facts(episodes: Episodes) -> ContextBatch:
   """Make each fact a chunk, and each question with its answer an input."""
   questions, answers, needed = episodes.questions, episodes.answers, episodes.needed
-  if questions.ndim == 2:  # one question each
+  if questions.ndim == 2:  # one question per context
     questions, answers, needed = questions[:, None], answers[:, None], needed[:, None]
   asked = np.full(questions.shape[:2], questions.shape[2], np.int32)
   return ContextBatch(
@@ -48,9 +48,9 @@ def of_facts(episodes: Episodes) -> ContextBatch:
 
 @dataclasses.dataclass(frozen=True)
 class ListKind(Checked):
-  """Lists of `n_facts`, of which the `last` are asked for (None: all), with names that are `alike` or not.
+  """A kind of lists: `n_facts` facts, questions about the `last` facts (None: all), names that are `alike` or not.
 
-  `variant`: in the words of another variant of the facts.
+  `variant`: the wording of another variant of the facts.
   """
 
   n_facts: Count
@@ -62,13 +62,13 @@ class ListKind(Checked):
 def fact_text(
   task: Facts, split: str, indices: Indices, last: int | None = None, alike: bool = False
 ) -> dict[str, np.ndarray]:
-  """Write lists down as plain text, questions and answers behind the facts in random order: rows to pretrain on.
+  """Write lists as plain text to pretrain on: the facts, then questions with their answers in random order.
 
-  Every fact is asked for, or only the `last` ones; where a list has one question only, one that was read lately.
-  Returns tokens and segment ids int32 [B, T] (0: padding at the end) and which tokens are predicted, bool [B, T]:
-  answers, and in training also the rest of a name behind its first word. To find that is the same skill with a shorter
-  key: without it a model learns to recall by whole names three times later, and when depends on the seed. What is drawn
-  at random nothing predicts.
+  Every fact is asked for, or only the `last` facts; in variants with one question per list, `last` asks for a fact near
+  the end. Returns tokens and segment ids int32 [B, T] (0: padding at the end) and the mask of predicted tokens, bool
+  [B, T]: answers, and in training also the words of a name after its first. Completing a name is the same skill with a
+  shorter key: without it a model learns to recall by whole names three times later, at a step that depends on the seed.
+  Randomly drawn words are not predicted, since nothing determines them.
   """
   askable = task.variant in ASKABLE
   demand: Demand = "recent" if last and not askable else "even"
@@ -88,22 +88,22 @@ def fact_text(
 
 
 class FactText:
-  """Rows of text with lists of facts and questions about them: as many of the shorter lists as fit beside each other.
+  """Rows of text with lists of facts and questions about them; a row holds as many of the shorter lists as fit.
 
-  The kinds of lists take turns, a row each. Recall is learnt from short lists first; reading what a search finds, from
-  lists of names that are alike; and where questions about all facts (free recall) and about the last ones (running
-  span) are mixed, models come to neglect the middle (arXiv 2510.10276).
+  The kinds of lists take turns, one row each. Models learn recall from short lists first, and learn to read search
+  results from lists of names that are alike. A mix of questions about all facts (free recall) and about the last facts
+  (running span) makes models neglect the middle (arXiv 2510.10276).
   """
 
   def __init__(self, variant: str, kinds: Sequence[ListKind], seed: int):
     self._kinds = kinds
     self._tasks = [Facts(kind.variant or variant, kind.n_facts, seed) for kind in self._kinds]
     longest = max(kind.n_facts for kind in self._kinds)
-    self._side = [longest // kind.n_facts for kind in self._kinds]  # lists of a row
+    self._side = [longest // kind.n_facts for kind in self._kinds]  # lists per row
     self._width = max(part["mask"].size for i in range(len(kinds)) for part in [self._part(i, "train", [0])])
 
   def rows(self, split: str, indices: Indices) -> dict[str, np.ndarray]:
-    """Return rows to pretrain on: tokens, segment ids and mask as of `fact_text`, [B, T]."""
+    """Return rows to pretrain on: tokens, segment ids and mask as in `fact_text`, [B, T]."""
     order, parts = [], []
     for kind, side in enumerate(self._side):
       at = [i for i, index in enumerate(indices) if index % len(self._kinds) == kind]
@@ -124,7 +124,7 @@ class FactText:
 
 
 class FactData:
-  """What the phases of the Self-RAG memory read: lists of facts as text, and as contexts to remember."""
+  """Lists of facts as data for the phases of the Self-RAG memory: as text, and as contexts to remember."""
 
   def __init__(self, variant: str, n_facts: int, n_questions: int, text: Sequence[ListKind], seed: int):
     self.task, self.n_questions = Facts(variant, n_facts, seed), n_questions
@@ -133,5 +133,5 @@ class FactData:
     self.chunk_tokens = self.task.lists("train", [0]).facts.shape[2]
 
   def contexts(self, split: str, indices: Indices, demand: Demand) -> ContextBatch:
-    """Return contexts of facts, and questions about them."""
+    """Return contexts of facts, with questions as their inputs."""
     return of_facts(self.task.lists(split, indices, self.n_questions, demand))

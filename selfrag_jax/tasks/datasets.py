@@ -1,6 +1,6 @@
-"""Read questions with their supporting passages from files: HotpotQA and MuSiQue beside a corpus in the layout of BEIR.
+"""A reader of questions with supporting passages: HotpotQA and MuSiQue beside a corpus in the layout of BEIR.
 
-Files are the official ones or are read strictly: what cannot be understood raises, with file and line or record.
+Files are read strictly: content without the official fields raises an error with the file and the line or record.
 """
 
 import reprlib
@@ -27,7 +27,7 @@ class Passage(NamedTuple):
 
 
 class Question(NamedTuple):
-  """A question, the answers that are accepted (the first is the official one) and its passages in the order of hops."""
+  """A question, the accepted answers (the first is the official one) and its gold passages in the order of the hops."""
 
   id: str
   text: str
@@ -46,9 +46,10 @@ class QAFolder(NamedTuple):
 def read_qa_folder(path: epath.PathLike) -> QAFolder:
   """Read the corpus and the questions of a folder with the files of `FILES`.
 
-  A question's gold passages are those of qrels.tsv with a positive score, in the order of the hops: MuSiQue's
-  decomposition knows it; HotpotQA's files do not, so passages that the question names come first, then the order of the
-  supporting facts. Questions without an answer, or marked as not answerable, are left out and counted.
+  A question's gold passages are those of qrels.tsv with a positive score, in the order of the hops. MuSiQue's
+  decomposition has this order; HotpotQA's files do not, so passages that the question names come first, then the others
+  in the order of the supporting facts. Questions without an answer, or marked as not answerable, are left out and
+  counted.
 
   Raises FileNotFoundError for a missing folder or file. Raises ValueError for an empty corpus, ids that occur twice,
   missing fields, a qrel to an unknown question or passage, a qrel that the question's own fields contradict, a question
@@ -111,7 +112,7 @@ def _answers(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _hop(record: dict[str, Any], passage: Passage) -> int:
-  """Return the place of a passage among those that a record names as its support, -1 if it is not among them."""
+  """Return the index of a passage among the supporting passages of a record, -1 if it is not among them."""
   if "question_decomposition" in record:
     paragraphs = {paragraph["idx"]: paragraph for paragraph in record["paragraphs"]}
     steps = [paragraphs[step["paragraph_support_idx"]] for step in record["question_decomposition"]]

@@ -1,4 +1,4 @@
-"""Questions over documents of which one holds the answer, so that it can be moved: the files of "Lost in the Middle".
+"""Questions over documents of which one holds the answer, at any position: the files of "Lost in the Middle".
 
 Source: Liu et al. 2023, arXiv 2307.03172. Two layouts are read: questions with a gold document and distractors, and
 lists of key-value pairs.
@@ -15,7 +15,7 @@ from selfrag_jax.storage.json_lines import read_jsonl
 
 
 class DocumentQuestion(NamedTuple):
-  """A question, the answers that are accepted, the document that answers it, and others that do not."""
+  """A question, the accepted answers, the gold document, which holds the answer, and other documents, which do not."""
 
   question: str
   answers: tuple[str, ...]
@@ -27,7 +27,8 @@ def read_questions(path: epath.PathLike) -> dict[str, list[DocumentQuestion]]:
   """Read a `.jsonl` file, or all of a folder; returns the questions by the name of their file.
 
   A line is `{question, answers, gold: {title, text}, distractors: [{title, text}]}` or `{ordered_kv_records: [[key,
-  value]], key, value}`. Raises FileNotFoundError without such a file, and ValueError, with file and record, for others.
+  value]], key, value}`. Raises FileNotFoundError if there is no file, and ValueError, with file and line, for any other
+  line.
   """
   root = epath.Path(path)
   files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
@@ -86,7 +87,7 @@ def _get(source: Any, key: str, kind: type) -> Any:
 
 
 def prompt(question: DocumentQuestion, documents: Sequence[str]) -> str:
-  """Write the documents and the question down as a user would."""
+  """Write the documents and the question as a user's message."""
   if not documents:
     return f"Answer the question in a few words.\n\nQuestion: {question.question}"
   listed = "\n".join(f"[{number}] {document}" for number, document in enumerate(documents, 1))
@@ -97,7 +98,7 @@ def prompt(question: DocumentQuestion, documents: Sequence[str]) -> str:
 
 
 def with_gold_at(question: DocumentQuestion, n_documents: int, position: int) -> list[str]:
-  """List `n_documents`, the one that answers at `position`. Raises ValueError if there are too few others."""
+  """List `n_documents` documents, the gold one at `position`. Raises ValueError if there are too few others."""
   if not 0 <= position < n_documents or n_documents - 1 > len(question.others):
     raise ValueError(f"{n_documents} documents, one of them at {position}, from {len(question.others)} others")
   others = list(question.others[: n_documents - 1])
@@ -105,5 +106,5 @@ def with_gold_at(question: DocumentQuestion, n_documents: int, position: int) ->
 
 
 def positions(n_documents: int, n_positions: int) -> list[int]:
-  """Return the places of the document that moves, evenly from the first to the last."""
+  """Return the positions for the gold document, evenly spaced from the first to the last."""
   return np.unique(np.linspace(0, n_documents - 1, n_positions).round().astype(int)).tolist()

@@ -1,8 +1,8 @@
-"""Facts at controlled positions, and a question about one of them: where in a long input does a model still look?
+"""Facts at controlled positions, with a question about one fact, to measure where in a long input a model still looks.
 
 The design is paired: an episode is a function of (seed, split, index), and only the fact that the question is about
-moves. So a difference between two depths is a difference of position and of nothing else. Names are pairs of words; a
-quarter of all pairs is held out, so that no fact of a test episode was ever stated in training.
+moves. So two depths differ in position and in nothing else. Names are pairs of words; a quarter of all pairs is held
+out, so that no fact of a test episode was ever stated in training.
 """
 
 import re
@@ -43,9 +43,10 @@ HEX = tuple(f"{byte:02x}" for byte in range(256))
 
 
 class Wording(NamedTuple):
-  """How a variant states its facts and asks for one.
+  """The statements of a variant's facts, and its question.
 
-  A fact has eight words: the key `a b c d` and the value `v w x y`. The first statement is what can be asked for.
+  A fact has eight words: the key `a b c d` and the value `v w x y`. The question is about a fact that is written with
+  the first statement, or in `paraphrase` with any.
   """
 
   statements: tuple[str, ...]
@@ -73,13 +74,13 @@ WORDINGS = {
   "two_fact": Wording(("The guard of {a} {b} is {c} {d}.", CODE), "What is the code of the guard of {a} {b}?"),
   "conflict": Wording((CODE,), ASK),
 }
-ASKABLE = ("kv", "kv_uuid", "sentence", "paraphrase")  # in which any fact of a list could be asked for
+ASKABLE = ("kv", "kv_uuid", "sentence", "paraphrase")  # variants in which any fact of a list can be asked for
 ORDINALS = ("first", "second")
-WORDS, VALUE = "abcdvwxy", 4  # of a fact, and where its value begins
+WORDS, VALUE = "abcdvwxy", 4  # the words of a fact, and the index of the first word of its value
 SPLITS = ("train", "valid", "test")
-Demand = Literal["even", "recent"]  # which of the facts are asked for
-HELD_OUT = 4  # one pair of words in so many is for valid and test
-OTHER_KEYS = 0.25  # of the sentences of needle_multi_key state facts about others
+Demand = Literal["even", "recent"]  # which facts are asked for: all evenly, or more often those read last
+HELD_OUT = 4  # one pair of words in HELD_OUT is for valid and test
+OTHER_KEYS = 0.25  # share of the sentences of needle_multi_key that state facts about other names
 
 
 def vocabulary() -> list[str]:
@@ -91,10 +92,10 @@ def vocabulary() -> list[str]:
 
 
 class Episodes(NamedTuple):
-  """A batch of inputs, each a list of facts and a question about them.
+  """A batch of inputs, each a list of facts and a question about one of the facts.
 
-  `facts` int32 [B, n, F] in the order in which they are read, right-padded, `lengths` [B, n]; `questions` [B, Q];
-  `answers` [B, A]; `needed` [B, g]: the facts that the answer takes, the one that moves first.
+  `facts` int32 [B, n, F] in reading order, right-padded, `lengths` [B, n]; `questions` [B, Q]; `answers` [B, A];
+  `needed` [B, g]: the positions of the facts that the answer needs, that of the moving fact first.
   """
 
   facts: np.ndarray
@@ -107,13 +108,13 @@ class Episodes(NamedTuple):
 class Facts:
   """Episodes of one variant, a pure function of (seed, split, index).
 
-  kv, kv_uuid, sentence: any fact could be asked for. needle: one fact among sentences that state none; among facts
-  about others as well (needle_multi_key); beside a second value of the same name (needle_multi_value). paraphrase: a
-  fact has one of three wordings, the question a fourth. two_fact: the question names one fact, which names the other.
-  conflict: the name has an older value, read first, and the newest counts.
+  kv, kv_uuid, sentence: any fact can be asked for. needle: one fact among sentences that state no fact.
+  needle_multi_key: also facts about other names. needle_multi_value: also a second value of the same name. paraphrase:
+  a fact has one of three wordings, the question a fourth. two_fact: the question names one fact, which names the other.
+  conflict: the name also has an older value, read first, and the newest value is right.
 
-  `chance` is the accuracy of a guess among all values. Raises ValueError for an unknown variant, and for fewer facts
-  than an episode takes or more than there are names held out.
+  `chance` is the accuracy of a guess among all values. Raises ValueError for an unknown variant, for fewer facts than
+  an episode needs, and for more facts than there are held-out names.
   """
 
   def __init__(self, variant: str = "kv", n_facts: int = 64, seed: int = 0):
@@ -128,27 +129,27 @@ class Facts:
     statements = [self._template(text) for text in wording.statements]
     self._statements, self._lengths = pad_rows(statements, max(map(len, statements)), self.tokenizer.special["<|pad|>"])
     self._question = np.array(self._template(wording.question), np.int32)
-    # of a question with its answer, the tokens that the facts and what stands before them determine
+    # the first token of a question with its answer that the facts and the tokens before it determine
     self.first_determined = self._question.tolist().index(~WORDS.index("a")) + 1
     ids = lambda words: np.array([self.tokenizer.encode(word)[0] for word in words], np.int32)
     first, last = (HEX, HEX) if variant == "kv_uuid" else (FIRST, LAST)
-    # the grid of all pairs, of which a diagonal in every HELD_OUT is held out: each word is in as many of either
+    # the grid of all pairs; one diagonal in HELD_OUT is held out, so that all words are held out equally often
     pairs = np.stack(np.meshgrid(ids(first), ids(last), indexing="ij"), axis=-1).reshape(-1, 2)
     held_out = np.add(*np.divmod(np.arange(len(pairs)), len(last))) % HELD_OUT == 0
     self._names = {"train": pairs[~held_out], "valid": pairs[held_out], "test": pairs[held_out]}
-    self._first_depth = 1 if variant == "conflict" else 0  # the older value is read before
+    self._first_depth = 1 if variant == "conflict" else 0  # the older value comes before it
     self._values, self._ordinals = ids(HEX if variant == "kv_uuid" else VALUES), ids(ORDINALS)
     self._n_values = 4 if variant == "kv_uuid" else 1
     self.chance = float(len(self._values)) ** -self._n_values
 
   def depths(self, n_bins: int) -> np.ndarray:
-    """Return the positions int [n_bins] of a fact that moves, evenly from the first to the last."""
+    """Return the positions int [n_bins] of the moving fact, evenly spaced from the first to the last."""
     return np.linspace(self._first_depth, self.n_facts - 1, n_bins).round().astype(int)
 
   def episodes(self, split: str, indices: Indices, depths: Indices, *, changed: bool = False) -> Episodes:
-    """Return the episodes with the fact that moves at position `depths` [B] of the input.
+    """Return the episodes with the moving fact at position `depths` [B] of the input.
 
-    `changed` gives the fact that states the answer another value, and leaves everything else as it is.
+    `changed` gives another value to the fact that states the answer, and changes nothing else.
     Raises ValueError for an unknown split, a negative index and a depth outside the input.
     """
     if split not in SPLITS:
@@ -168,12 +169,12 @@ class Facts:
   ) -> Episodes:
     """Return lists with several questions each, for training.
 
-    questions [B, q, Q], answers [B, q, A], needed [B, q, g]. Of the variants in which any fact could be asked for,
-    question i of an `even` demand is about a fact drawn from part i of q; the others have one question, about every
-    depth in turn. A `recent` demand asks for what was read last, as text does: the density grows with depth squared.
-    With c the number of lists that the names suffice for, lists `j c, …, j c + c - 1` share none: a batch of these has
-    no question that two of its lists answer. With `alike`, the names of a list are those of few words instead, so that
-    most share a word with several others. Raises ValueError for more questions than can be asked.
+    questions [B, q, Q], answers [B, q, A], needed [B, q, g]. With an `even` demand, question i is about a fact drawn
+    from part i of the list, cut into q parts; variants that are not ASKABLE have one question, about every depth in
+    turn. A `recent` demand prefers the facts read last, as text does: the density grows with depth squared. If the
+    names suffice for c lists, lists `j c, …, j c + c - 1` share no name: in a batch of these lists no question is
+    answered by two. With `alike`, the names of a list are made of few words instead, so that most names share a word
+    with several others. Raises ValueError for more questions than can be asked.
     """
     most = self.n_facts if self.variant in ASKABLE else 1
     if not 1 <= n_questions <= most:
@@ -212,7 +213,7 @@ class Facts:
     )
 
   def _alike(self, rng: np.random.Generator, names: np.ndarray) -> np.ndarray:
-    """Draw `n_facts` of `names` [N, 2] from the smallest grid of randomly ranked words that holds as many."""
+    """Draw `n_facts` of `names` [N, 2] from the smallest grid of randomly ranked words that holds this many names."""
     ranks = [rng.permutation(len(words))[at] for words, at in (np.unique(c, return_inverse=True) for c in names.T)]
     return rng.permutation(names[np.argsort(np.max(ranks, axis=0), kind="stable")[: self.n_facts]])
 
@@ -222,12 +223,12 @@ class Facts:
     return np.random.default_rng([self.seed, SPLITS.index(split), variant, int(index), *streams])
 
   def _moved(self, drawn: Sequence[tuple[np.ndarray, np.ndarray, int]], depths: np.ndarray) -> Episodes:
-    """Write drawn facts down, fact 0 at its depth and the others around it in their order."""
+    """Write drawn facts as episodes, fact 0 at its depth and the others around it in their order."""
     words, kinds, partners = (np.stack(column) for column in zip(*drawn, strict=True))
     two_facts = self.variant == "two_fact"
     rows = np.arange(len(drawn))
     answers = words[rows, partners if two_facts else 0][:, VALUE : VALUE + self._n_values]
-    # the others keep their order: read fact 0 at its depth, fact i before it at i - 1, behind it at i
+    # the other facts keep their order: fact i stands at place i - 1 before fact 0, and at place i after it
     place = np.arange(self.n_facts)[None, :]
     depths_Bx1 = depths[:, None]
     order = np.where(place == depths_Bx1, 0, place + (place < depths_Bx1))
@@ -264,7 +265,7 @@ class Facts:
         kinds[partner], others[[0, partner], 0] = 0, rng.permutation(self._ordinals)
     if variant in ("conflict", "needle_multi_value"):
       names[partner] = names[0]
-      values[partner] = values[0] + rng.integers(2, len(self._values))  # neither the value nor what it is changed to
+      values[partner] = values[0] + rng.integers(2, len(self._values))  # unlike fact 0, also if changed
     if changed:
       values[partner if variant == "two_fact" else 0] += 1
     return np.concatenate([names, others, self._values[values % len(self._values)]], axis=1), kinds, partner

@@ -1,4 +1,4 @@
-"""Multi-hop questions over one shared corpus of passages as a search task."""
+"""A search task of multi-hop questions over one shared corpus of passages."""
 
 import re
 from bisect import bisect_right
@@ -30,11 +30,11 @@ INSTRUCTION = (
   "Then give a short answer."
 )
 QUERY_WORDS = 6
-MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw one fail repeats itself when it does
-SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keeps what is drawn for different ends apart
+MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw a failure repeats a failed search
+SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keep the random numbers of different purposes apart
 
 CLOZE = "Which words are missing? {sentence}"
-CLOZE_WORDS = (6, 30)  # of a sentence that is asked about
+CLOZE_WORDS = (6, 30)  # fewest and most words of a sentence in a cloze question
 CLOZE_TRIES = 100
 
 # not at the start of a sentence, where every word has a capital
@@ -45,19 +45,20 @@ _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
 
-  Splits: "sft" for demonstrations and "train" for reinforcement, which go on for ever, every epoch in an order of its
-  own; "valid" and "test". A policy that was shown how a question is answered answers it the same way every time, and
-  reinforcement finds nothing to compare: therefore "train" has questions of its own.
+  The splits are "sft" for demonstrations and "train" for reinforcement, both endless, with every epoch shuffled anew;
+  "valid" and "test". A policy that was shown how a question is answered answers it the same way every time, and
+  reinforcement finds no difference to learn from: therefore "train" has questions of its own.
 
-  Passage i stands in slot i and keeps its head: `cut_passages` were longer than `document_tokens`. Questions are never
-  cut: `dropped_questions` had a prompt longer than `prompt_tokens`, `unanswered_questions` no answer.
+  Passage i is in slot i; if it exceeds `document_tokens`, only its head is kept, and `cut_passages` counts it. No
+  question is cut: `dropped_questions` counts those whose prompt exceeds `prompt_tokens`, `unanswered_questions` those
+  without an answer.
 
-  A passage is found by its title and what it shows of its text, or by its title alone (`index`). `ratios` are the
-  shares of sft, train, valid and test. `cloze` of the gold demonstrations are about a sentence of a random passage with
-  a name or a number left out (the inverse cloze task of ORQA, arXiv 1906.00300, with an answer): there are always new
-  ones, where the sft questions are few and soon known by heart. The passages of held-out questions are among them.
+  A passage is found by its title and the kept part of its text, or by its title alone (`index`). `ratios` are the
+  shares of sft, train, valid and test. The share `cloze` of the gold demonstrations asks for a name or a number that is
+  left out of a sentence of a random passage (the inverse cloze task of ORQA, arXiv 1906.00300, with an answer): these
+  never run out, whereas the sft questions are few and soon memorised. They also use passages of held-out questions.
 
-  Raises ValueError if a part comes out empty, and if a title leaves no room for one word of its passage or query.
+  Raises ValueError if a part is empty, and if a title leaves no room for one word of its passage or query.
   """
 
   notice = NOTICE
@@ -89,7 +90,7 @@ class PassageSearch:
     self.corpus = self._make_corpus(index)
     self._words = [set(_words(_said(document))) for document in self.documents]
     self._frequency = Counter(word for words in self._words for word in words)
-    # nobody who writes a query knows which of several Medicis has "(board game)" in its title
+    # whoever writes a query cannot know that the title has a disambiguation such as "Medici (board game)"
     self._names = [_DISAMBIGUATION.sub("", doc["title"]) or doc["content"] for doc in self.documents]
     self._name_queries = [self._query_head(name) for name in self._names]
 
@@ -111,7 +112,7 @@ class PassageSearch:
     return len(self._parts[split])
 
   def batch(self, split: str, indices: Indices) -> SearchBatch:
-    """Return the questions and the one corpus; gold slots are padded by -1 to the most that any question has.
+    """Return the questions and the shared corpus; gold slots are padded with -1 to the most that any question has.
 
     Raises ValueError for a negative index, and for one past the end of valid or test.
     """
@@ -122,18 +123,19 @@ class PassageSearch:
     return SearchBatch(np.asarray(indices), prompts, lengths, gold, zeros, zeros, answers, self.corpus)
 
   def texts(self, split: str, indices: Indices) -> list[str]:
-    """Return what the questions ask, as text."""
+    """Return the texts of the questions."""
     return [question.text for question in self._choose(split, indices)]
 
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
     """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.
 
-    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; `cloze` of the
-    indices get a question about a sentence instead. A query holds only words that the question or an earlier passage
-    says: the passage's name if it is among them, else those that tell the passage best from the others. As far as
-    `max_hops` has room, MISS_RATE of the searches are tried before with fewer words, which find the most similar wrong
-    passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, the answer of another
-    sft question; OVERRUN_RATE of them search once too often and get NOTICE. Each search shows one passage.
+    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; a share `cloze`
+    of the indices get a cloze question instead. A query has only words of the question or of an earlier passage: the
+    passage's name if they contain it, else the words that best tell the passage from the others. As far as `max_hops`
+    has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most similar wrong
+    passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the answer of
+    another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE. Each search shows one
+    passage.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
     """
@@ -164,7 +166,7 @@ class PassageSearch:
     return {"messages": [*_messages(question.text), {"role": "assistant", "content": parts}]}
 
   def _shown(self, title: str, text: str) -> str:
-    """Return as much of the head of `text` as fits into a document."""
+    """Return the head of `text` that fits into a document."""
     return _head(
       text,
       lambda head: len(document_body(self.tokenizer, {"title": title, "content": head})),
@@ -208,7 +210,7 @@ class PassageSearch:
     return dict(zip(("sft", "train", "valid", "test"), parts, strict=True))
 
   def _best_constant(self) -> float:
-    """Return the exact match on the held-out questions of the training answer that is right there most often."""
+    """Return the best exact match on the held-out questions that one constant answer from training reaches."""
     held_out = [*self._parts["valid"], *self._parts["test"]]
     right = Counter(answer for question in held_out for answer in set(map(normalize_answer, question.answers)))
     seen = [*self._parts["sft"], *self._parts["train"]]
@@ -257,7 +259,7 @@ class PassageSearch:
     raise ValueError(f"{CLOZE_TRIES} random passages have no sentence with a name or a number: set data.cloze = 0")
 
   def _telling_words(self, read: str, passage: int) -> list[str]:
-    """Return the rarest words that the text shares with a passage, in the text's order and spelling."""
+    """Return the rarest words that a text shares with a passage, in the order and the spelling of the text."""
     words: dict[str, str] = {}
     for word in re.findall(r"\w+", read):
       words.setdefault(word.lower(), word)
@@ -267,14 +269,14 @@ class PassageSearch:
     return [words[word] for word in in_order if word in rarest]
 
   def _some_words(self, words: list[str], rng: np.random.Generator) -> str:
-    """Return fewer words than there are, in their order; none of a single one."""
+    """Return some of the words, but not all, in their order; an empty text for a single word."""
     if len(words) < 2:
       return ""
     kept = rng.choice(len(words), rng.integers(1, len(words)), replace=False)
     return self._query_head(" ".join(words[i] for i in sorted(kept)))
 
   def _most_similar(self, query: str, passages: set[int]) -> int:
-    """Return the passage that shares the most and the rarest words with a query; the first of several."""
+    """Return the passage that shares the most and the rarest words with a query; the first of equals."""
     weights = {word: 1 / self._frequency[word] for word in _words(query) if word in self._frequency}
     score = lambda passage: sum(weight for word, weight in weights.items() if word in self._words[passage])
     return max(sorted(passages), key=score)
@@ -296,7 +298,7 @@ def _words(text: str) -> list[str]:
 
 
 def _head(text: str, length: Callable[[str], int], limit: int, what: str) -> str:
-  """Return the longest run of whole words from the start of `text` of at most `limit` tokens."""
+  """Return the longest run of whole words from the start of `text` that has at most `limit` tokens."""
   if length(text) <= limit:
     return text
   ends = [word.end() for word in re.finditer(r"\S+", text)]

@@ -1,9 +1,9 @@
-"""Programs that are improved against unit tests: each test runs in a process of its own, closed off and with limits.
+"""Programs that are improved against unit tests: each test runs in a process of its own, isolated and with limits.
 
-What it is closed off from depends on the system, and `isolation` tells it: on Linux, namespaces take away the network,
-other processes and all files but the interpreter's, and Landlock (Linux 5.13) files, TCP and signals where containers
-refuse namespaces; seccomp refuses sockets, keys, and memory that no limit counts. Time, memory and what comes back are
-limited everywhere.
+The isolation depends on the system, and `isolation` describes it. On Linux, namespaces take away the network, other
+processes and all files but the interpreter's; where containers refuse namespaces, Landlock (Linux 5.13) takes away
+files, TCP and signals; seccomp refuses sockets, keys, and memory that no limit counts. Time, memory and the size of the
+answer are limited everywhere.
 """
 
 import ast
@@ -31,21 +31,21 @@ SECONDS, MEGABYTES = 5, 512  # of one test and all processes that it starts; a b
 TOO_LONG = "did not end in time"
 TOO_LARGE = "took too much memory, or too many processes"
 TOO_MUCH = "wrote too much"
-LARGEST = 1 << 16  # bytes of an answer; what the sandbox writes is shorter
-PROCESSES, THREADS = 64, 512  # of one test; a user's limit of both does not hold for root
+LARGEST = 1 << 16  # bytes of an answer; the sandbox itself writes fewer
+PROCESSES, THREADS = 64, 512  # of one test; counted here because the system's limit per user does not hold for root
 TICK = 0.05  # seconds between two looks at the memory
 SANDBOX = Path(__file__).with_name("sandbox.py")
 
 
 class UnitTest(NamedTuple):
-  """A call, and the literal that it should return."""
+  """A call and the literal that it should return."""
 
   call: str
   result: str
 
 
 def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> str:
-  """Return what a call of a program returns, as a literal, or what became of it instead."""
+  """Run a call of a program; return its result as a literal, or a description of its failure."""
   with tempfile.TemporaryFile() as request:
     request.write(json.dumps([program, call]).encode())
     request.seek(0)
@@ -58,7 +58,7 @@ def run_test(program: str, call: str, seconds: int = SECONDS, megabytes: int = M
 
 @functools.cache
 def isolation() -> str:
-  """Return in words from what programs are closed off on this system, and from what they are not."""
+  """Describe in words what programs can and cannot reach on this system."""
   with _sandbox(subprocess.DEVNULL) as process:
     answer, _ = _read(process, time.monotonic() + 60, 1 << 30)
   closed = json.loads(answer) if answer else {}
@@ -79,7 +79,7 @@ def isolation() -> str:
 
 @contextlib.contextmanager
 def _sandbox(stdin: IO[bytes] | int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-  """Start the sandbox in an empty folder; in the end, the folder is gone and so is all that runs in it."""
+  """Start the sandbox in an empty folder; on exit, end its processes and delete the folder."""
   folder = tempfile.mkdtemp()
   try:
     with subprocess.Popen(
@@ -98,12 +98,12 @@ def _sandbox(stdin: IO[bytes] | int, *arguments: str) -> Iterator[subprocess.Pop
   finally:
     with contextlib.suppress(RecursionError):
       shutil.rmtree(folder, ignore_errors=True)
-    if os.path.exists(folder):  # deeper than Python goes, or closed by the program
+    if os.path.exists(folder):  # too deep for Python, or its permissions removed by the program
       subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _read(process: subprocess.Popen[bytes], end: float, size: int) -> tuple[bytes, str]:
-  """Return what a process writes until it ends, and why it was not waited for, if it was not."""
+  """Return the output of a process, and the reason why its end was not awaited ("" if it ended)."""
   assert process.stdout is not None
   answer, next_look = b"", time.monotonic() + TICK
   with selectors.DefaultSelector() as selector:
@@ -116,7 +116,7 @@ def _read(process: subprocess.Popen[bytes], end: float, size: int) -> tuple[byte
           return b"", TOO_MUCH
         if not part:
           break
-      if time.monotonic() > next_look:  # however often something is written
+      if time.monotonic() > next_look:  # even if output never pauses
         if _is_too_large(process.pid, size):
           return b"", TOO_LARGE
         next_look = time.monotonic() + TICK
@@ -130,8 +130,8 @@ def _read(process: subprocess.Popen[bytes], end: float, size: int) -> tuple[byte
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-  """End the processes of a sandbox: the first takes its namespace along; where there is none, one after the other."""
-  for _ in range(100):  # the sandbox itself last: its orphans come to it, and are found again
+  """End the processes of a sandbox: the end of the first one ends its namespace; without one, they end one by one."""
+  for _ in range(100):  # the sandbox itself last: orphans become its children, and are found again
     if not (rest := _descendants(process.pid)):
       break
     for pid in rest:
@@ -143,7 +143,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-  """Return the processes below one that have not ended, as far as the system tells."""
+  """Return the descendants of a process that have not ended; none where the system does not list them."""
   below = collections.defaultdict(list)
   for entry in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
     with contextlib.suppress(OSError):
@@ -157,9 +157,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _is_too_large(pid: int, size: int) -> bool:
-  """Tell whether the processes below one are too many, or have more memory than one may, each shared page counted once.
+  """Tell whether the descendants of a process are too many, or use more than `size` bytes; shared pages count once.
 
-  The first look is cheap and counts shared pages for each.
+  A first check is cheap and counts shared pages for each process.
   """
   pids = _descendants(pid)
   if len(pids) > PROCESSES or _sum(pids, "stat", lambda text: int(text.rpartition(")")[2].split()[17])) > THREADS:
@@ -171,7 +171,7 @@ def _is_too_large(pid: int, size: int) -> bool:
 def _sum(pids: Sequence[int], name: str, read: Callable[[str], int]) -> int:
   total = 0
   for pid in pids:
-    with contextlib.suppress(OSError, IndexError):  # it has ended
+    with contextlib.suppress(OSError, IndexError):  # the process has ended
       total += read(Path(f"/proc/{pid}/{name}").read_text())
   return total
 
@@ -181,16 +181,16 @@ def _share(text: str) -> int:
 
 
 def is_same_value(answer: str, result: str) -> bool:
-  """Tell whether what `run_test` returned is the literal that was expected."""
+  """Tell whether an answer of `run_test` is the expected literal."""
   try:
     a, b = ast.literal_eval(answer), ast.literal_eval(result)
-    return bool(a == b) and _truths(a) == _truths(b)  # True == 1
+    return bool(a == b) and _truths(a) == _truths(b)  # because True == 1
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return answer == result
 
 
 def _truths(value: object) -> object:
-  """Return which parts of a literal are True or False."""
+  """Replace every part of a literal by whether it is True or False instead of another value."""
   if isinstance(value, dict):
     return {key: _truths(part) for key, part in value.items()}
   return [_truths(part) for part in value] if isinstance(value, (list, tuple)) else isinstance(value, bool)
@@ -199,7 +199,7 @@ def _truths(value: object) -> object:
 def read_program(path: Path) -> tuple[str, list[UnitTest]]:
   """Read a JSON file with a `program`, a text, and `tests`, each with a `call` and the literal `result`.
 
-  Raises ValueError for another file.
+  Raises ValueError for any other file.
   """
   try:
     content = json.loads(path.read_text("utf-8"))
@@ -217,7 +217,7 @@ def read_program(path: Path) -> tuple[str, list[UnitTest]]:
 class RomanNumerals:
   """A program that writes Roman numerals without the pairs for 4 and 9, a critic that errs, and an optimizer.
 
-  The embedded task: the programs are real and are run; critic and optimizer are scripted.
+  This task needs no files and no network: the programs are real and are run, critic and optimizer are scripted.
   """
 
   PROGRAM = """\
@@ -247,7 +247,7 @@ def to_roman(number):
     return text
 
   def criticise(self, content: str, system_prompt: str | None) -> str:
-    """Be the critic: name a pair that the test lacked, or, with the probability `noise`, one that is wrong."""
+    """Be the critic: name a pair that the program lacked in this test; with the probability `noise`, a wrong pair."""
     number = int(re.findall(r"to_roman\((\d+)\)", content)[0])
     known, digits = self._pairs(content), str(number)
     for value, letters in self.MISSING:
@@ -260,7 +260,7 @@ def to_roman(number):
     return "Nothing has to change here."
 
   def optimize(self, content: str, system_prompt: str | None) -> str:
-    """Be the optimizer: put the pairs in that most of the feedback, past feedback too, speaks for."""
+    """Be the optimizer: insert the pairs that most of the feedback names, past feedback included."""
     start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
     program, rest = content[start + len("<VARIABLE>") : end].strip(), content[end:]
     votes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)

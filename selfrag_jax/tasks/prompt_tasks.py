@@ -1,4 +1,4 @@
-"""Tasks for prompt optimizers: cases with targets in three parts, and what counts as right."""
+"""Tasks for prompt optimizers: cases with targets, split into three parts, and the test of a right answer."""
 
 import dataclasses
 import json
@@ -20,14 +20,14 @@ Answer = Callable[[Any, str | None], str]  # a scripted model: content, system p
 
 
 class Sample(NamedTuple):
-  """A case, and the answer that is right."""
+  """A case and its right answer."""
 
   text: str
   target: str
 
 
 class Text(NamedTuple):
-  """A text that is to be improved: the file that it is written to, what it is for, and how it begins."""
+  """A text to improve: the file that it is written to, its role, and its initial version."""
 
   file: str
   role: str
@@ -36,11 +36,11 @@ class Text(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PromptTask:
-  """Texts that are to be improved together, on cases of three parts.
+  """Texts to improve together, on cases in three parts.
 
-  The texts are the system prompts of as many calls of a model, each of which sees the case and what the call before it
-  answered; or one program, if there is `run_program`: (program, case) -> what it returned. `scripted` has the models
-  `model`, `critic` and `optimizer` of a task that needs no network.
+  The texts are system prompts, one for each call of a model; a call sees the case and the answer of the call before it.
+  If there is `run_program`, (program, case) -> result, the only text is a program. `scripted` has the models `model`,
+  `critic` and `optimizer` of a task that needs no network.
   """
 
   texts: tuple[Text, ...]
@@ -61,7 +61,7 @@ def make_task(section: Mapping[str, Any], seed: int) -> PromptTask:
 
 
 def in_utf8(task: PromptTask) -> PromptTask:
-  """Return a task whose texts can be in files and requests: halves of surrogate pairs, which JSON allows, are not."""
+  """Return a task with texts for files and requests in UTF-8: lone surrogates, which JSON allows, become `?`."""
 
   def plain(text: str) -> str:
     if not isinstance(text, str):
@@ -87,7 +87,7 @@ def _rulebook(section: Mapping[str, Any], seed: int) -> PromptTask:
 
 
 def _router(section: Mapping[str, Any], seed: int) -> PromptTask:
-  """Keyword rules for questions about articles, from a folder in the layout of BEIR; test passages are in no step."""
+  """Make the task of keyword rules, from a folder in the layout of BEIR; no step shows a passage of the test."""
   router = Router(section["capacity"])
   found = read_questions(_path(section, "folder"))
   shown, held_out = ([Sample(q.text, q.label) for q in part] for part in split_by_passage(found, seed))
@@ -100,7 +100,7 @@ def _router(section: Mapping[str, Any], seed: int) -> PromptTask:
 
 
 def _program(section: Mapping[str, Any], seed: int) -> PromptTask:
-  """A program with unit tests: Roman numerals with a scripted critic, or a file that `read_program` reads."""
+  """Make the task of a program with unit tests: Roman numerals with a scripted critic, or a file of `read_program`."""
   scripted: Mapping[str, Answer] | None = None
   if section["path"]:
     initial, tests = read_program(_file(section))
@@ -142,7 +142,10 @@ def _with_notes(last: Text, section: Mapping[str, Any]) -> tuple[Text, ...]:
 
 
 def is_same_answer(answer: str, target: str) -> bool:
-  """Tell whether an answer ends with the target: what follows its last `Answer:`, else its last number or choice."""
+  """Tell whether an answer ends with the target: the last number or choice, or the text, after its last `Answer:`.
+
+  Without `Answer:` the whole answer is searched.
+  """
   stated = re.findall(r"answer(?: is)?[:\s]+([^\n]+)", answer, re.IGNORECASE)
   where = stated[-1] if stated else answer
   found = re.findall(r"\([A-Z]\)|-?\d[\d,]*\.?\d*", where)
@@ -170,7 +173,7 @@ def _path(section: Mapping[str, Any], kind: str) -> Path:
 
 
 def _split(found: Sequence[Sample], section: Mapping[str, Any], seed: int) -> dict[str, list[Sample]]:
-  """Deal cases to parts of the config's sizes. Raises ValueError if there are too few."""
+  """Deal shuffled cases to parts of the config's sizes. Raises ValueError if there are too few."""
   sizes = dict(section["sizes"])
   if sum(sizes.values()) > len(found):
     raise ValueError(f"config.task.sizes = {sizes} are more than the {len(found)} cases of {section['path']}")

@@ -1,4 +1,4 @@
-"""Queries with relevant and misleading documents: what encoders and rerankers learn from."""
+"""Queries with relevant documents and hard negatives, as training data for encoders and rerankers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from selfrag_jax.tasks.search_task import ShuffledEpochs
 
 
 class Examples(NamedTuple):
-  """Places in the task's lists: `queries` int [B], `documents` int [B, 1 + n], of which the first is relevant."""
+  """Indices into the task's lists: `queries` int [B], `documents` int [B, 1 + n], the relevant document first."""
 
   queries: np.ndarray
   documents: np.ndarray
 
 
 class RankingTask:
-  """Pairs of a query and a relevant document, each with documents that BM25 takes for relevant and the judges do not.
+  """Pairs of a query and a relevant document, each with hard negatives: BM25's best documents that are not relevant.
 
-  An example is a function of the seed and its index: the pair, and which of the `mined` documents come with it.
+  An example is a function of the seed and its index: the pair, and its choice of the `mined` negatives.
   """
 
   def __init__(self, data: Judged, negatives: int, *, mined: int = 50, seed: int = 0):
-    """Raises ValueError if there are fewer documents than an example takes."""
+    """Mine the negatives. Raises ValueError if there are fewer documents than an example needs."""
     if len(data.documents) <= negatives:
       raise ValueError(f"{len(data.documents)} documents cannot give {negatives} negatives; set fewer")
     self.queries = list(data.queries.values())
@@ -36,7 +36,7 @@ class RankingTask:
     self._mined = self._mine(data, mined) if negatives else []
 
   def examples(self, indices: Sequence[int]) -> Examples:
-    """Return the examples of indices of the whole training; every epoch shows each pair once."""
+    """Return examples by their indices, counted over the whole training; every epoch shows each pair once."""
     pairs = [self.pairs[self._order[index]] for index in indices]
     rows = []
     for index, (query, document) in zip(indices, pairs, strict=True):
@@ -50,7 +50,7 @@ class RankingTask:
     return np.array([[document in self.relevant[query] for document in documents] for query in queries])
 
   def _mine(self, data: Judged, depth: int) -> list[list[int]]:
-    """List for each query the best documents of BM25 that are not relevant; at random what is missing."""
+    """List for each query BM25's best documents that are not relevant, followed by random ones if they are too few."""
     retriever = BM25Retriever()
     retriever.add_documents(data.documents)
     places = {document.id: i for i, document in enumerate(data.documents)}

@@ -1,19 +1,19 @@
-"""The router: a prompt of keyword rules sends real questions to the articles that they are about.
+"""The router task: a prompt of keyword rules sends real questions to the articles that they are about.
 
-A rule is a word and an article. The model, an exact executor, follows the rules: the article that most of those whose
-word is in the question name, of equals the first. A prompt has room for `capacity` rules, fewer than there are telling
-words. The critic knows the label of a question that went wrong and names it with words of the question, the longest,
-since one question does not say which of its words others share. The optimizer sees the rules, the critiques of this
-step, and what it is shown of the past. For each critique it adds the word that speaks most for the article: in how many
-of the critiques in front of it the word comes with this article, less those with others. So whoever shows it more
-critiques with the words of the present questions helps it to leave out words that several articles share, and to take
-those that will come again. No noise is added: words collide as they do.
+A rule maps a word to an article. The model follows the rules exactly: of the rules whose word is in the question, it
+returns the article that most rules name, or the first of equals. A prompt has room for `capacity` rules, fewer than
+there are telling words. The critic knows the article of a question that went wrong, and names it with the longest words
+of the question, since one question does not show which of its words occur with other articles too. The optimizer sees
+the rules, the critiques of this step, and the past critiques that it is shown. For each critique it adds the word with
+the strongest evidence for the article: the number of visible critiques in which the word comes with this article, less
+the number with other articles. So more critiques with the words of the present questions help it to avoid words that
+several articles share, and to choose words that will come again. No noise is added: articles share words as they do.
 
-A gain of retrieval would be an artefact
-- if it came from any critique of the past: shown at random, or the last ones, they would be worth as much;
-- if it came from the article's name, which the critiques hold: retrieval by the question alone would give nothing;
-- if it came from knowing the label and not from the words: any critiques of the same article would be worth as much;
-- if near copies of a question were asked again: prompts are scored on questions of passages that no step shows.
+Controls tell whether a gain of retrieval is an artefact:
+- if the gain came from any past critiques, random critiques or the last ones would be worth as much;
+- if it came from the article's name in the critiques, retrieval by the question alone would give nothing;
+- if it came from knowing the label and not from the words, any critiques of the same article would be worth as much;
+- near copies of a question cannot help: prompts are scored on questions of passages that no step shows.
 """
 
 import collections
@@ -28,7 +28,7 @@ from selfrag_jax.tasks.rulebook import EMPTY, PAST, UNKNOWN, Case
 
 ROUTER_ROLE = "keyword rules that say which article a question is about"
 NAMED = 4  # words of a question that a critique names
-ENOUGH = 2  # critiques from which what was said of other questions makes a rule, where there is room
+ENOUGH = 2  # evidence with which past critiques of other questions make a rule, if there is room
 _RULE = re.compile(r'"(\w+)" -> ([^;]+);')
 _VERDICT = re.compile(r"<OUTPUT_OF_FUNCTION> (.*?)\nThe right answer is (.*?), this was", re.DOTALL)
 _CRITIQUE = re.compile(r"This is about ([^;]+); it says ([\w, ]+)\.")
@@ -53,7 +53,7 @@ class Question(NamedTuple):
 def read_questions(folder: str | Path) -> list[Question]:
   """Read a folder in the layout of BEIR, such as SQuAD's, whose passages have their article as title.
 
-  Raises FileNotFoundError for what is missing, ValueError for what is wrong, and where all are about one article.
+  Raises FileNotFoundError if a file is missing, ValueError if one is wrong or all questions are about one article.
   """
   from selfrag_jax.retrieval.beir import read_beir  # loads JAX
 
@@ -70,14 +70,14 @@ def read_questions(folder: str | Path) -> list[Question]:
 
 
 def plain(text: str) -> str:
-  """Return a text in one line without the characters that stand around rules and critiques."""
+  """Return a text in one line without the characters that delimit rules and critiques."""
   return " ".join(re.sub(r'[;"<>]', " ", text).split())
 
 
 def split_by_passage(
   questions: Sequence[Question], seed: int, share: float = 0.6
 ) -> tuple[list[Question], list[Question]]:
-  """Deal questions into those that steps show and those that score prompts, with no passage in both."""
+  """Split questions into those that steps show and those that score prompts, with no passage in both."""
   passages = sorted({question.passage for question in questions})
   order = np.random.default_rng([seed, 4]).permutation(len(passages))
   shown = {passages[i] for i in order[: round(share * len(passages))]}
@@ -95,15 +95,15 @@ class Router:
     self.capacity = capacity
 
   def answer(self, content: str, system_prompt: str | None) -> str:
-    """Be the model: name the article that most of the rules which fit the question name, of equals the first."""
+    """Be the model: return the article that most rules with a word of the question name, the first of equals."""
     said, book = set(words(content)), rules(system_prompt or "")
     votes = collections.Counter(label for word, label in book.items() if word in said)
     return max(votes, key=votes.__getitem__) if votes else UNKNOWN
 
   def criticise(self, content: str, system_prompt: str | None) -> str:
-    """Be the critic: name the article of a question that went wrong, and its longest words.
+    """Be the critic: name the article of a question that went wrong, and the question's longest words.
 
-    What was said of the answer is said of the prompt again.
+    If the content already holds a critique of the answer, it is repeated as the critique of the prompt.
     """
     if (said := _CRITIQUE.search(content)) is not None:
       return said[0]
@@ -117,9 +117,10 @@ class Router:
   def optimize(self, content: str, system_prompt: str | None) -> str:
     """Be the optimizer: weigh the words by all critiques in the prompt, and write the rules.
 
-    Rules that more of them contradict than support go, those that they support count as new. Each question that failed
-    now adds one rule, if a word of it speaks for its article. Words that several critiques of the past agree on add
-    rules where there is room. Of too many, those go that were written or supported the longest ago.
+    A rule that more critiques contradict than support is dropped; a supported rule counts as new. Each question that
+    failed now adds one rule, if one of its words has evidence for its article. Words on which several past critiques
+    agree add rules if there is room. If there are too many rules, those written or supported the longest ago are
+    dropped.
     """
     start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
     book, rest = rules(content[start:end]), content[end:]
@@ -156,12 +157,12 @@ class Router:
     return f"<IMPROVED_VARIABLE>{text or EMPTY}</IMPROVED_VARIABLE>"
 
   def score(self, prompt: str, cases: Sequence[Case]) -> float:
-    """Return how many of the cases a prompt answers right, from 0 to 1."""
+    """Return the share of the cases that a prompt answers right, from 0 to 1."""
     return float(np.mean([self.answer(case.text, prompt) == case.action for case in cases]))
 
 
 def words(text: str) -> list[str]:
-  """Return the words of a text that may be telling, in lower case."""
+  """Return the words of a text that may tell articles apart, in lower case."""
   return [word for word in re.findall(r"[^\W\d_]\w{3,}", text.lower()) if word not in _COMMON]
 
 

@@ -1,13 +1,13 @@
-"""The Latent Rulebook: a prompt is to hold the rules that its cases need, which only a critic knows, and it errs.
+"""The Latent Rulebook: a task whose prompt must hold the rules of its cases, which only a critic that errs knows.
 
 Each case belongs to a hidden topic, and each topic has one right action. A case shows words of its topic and never
 its name. The model answers right if the prompt has the topic's rule. The critic names the rule of a case that failed,
-and is wrong with the probability `noise`. The optimizer writes the rule that most of the feedback in front of it speaks
-for, in a prompt of at most `capacity` rules. So whoever shows the optimizer more of what was said about this topic
-helps it: to outvote a wrong critique, and to bring back a rule that had to give way. All three are functions of the
-text of their prompt alone, as real models are.
+and is wrong with the probability `noise`. The optimizer writes the rule that most of the visible feedback names, in a
+prompt of at most `capacity` rules. So more past feedback about the topic helps the optimizer to outvote a wrong
+critique, and to restore a rule that was dropped for lack of room. All three are functions of the text of their prompt
+alone, as real models are.
 
-`RulebookPipeline` is the same in two calls, whose prompts are learned together.
+`RulebookPipeline` is the same task in two calls, whose prompts are learned together.
 """
 
 import collections
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 ROLE, TOPIC_ROLE = "rulebook of the assistant", "rulebook of the assistant that names topics"
-NOTES = "\n\nNotes: "  # between a case and what an earlier call made of it
+NOTES = "\n\nNotes: "  # between a case and the answer of an earlier call to it
 CUT = " (...) "
 FINE = "Nothing has to change here."
 EMPTY = "No rules yet."
@@ -30,13 +30,13 @@ _WORTH = {
   "accepted": 1.0,
   "unknown": 1.0,
   "rejected": 0.25,
-}  # of past feedback, by what the change did that followed it
+}  # weight of past feedback, by the outcome of the change that followed it
 _RULE = re.compile(r"For (\w+): (\w+)\.")
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 
 
 class Case(NamedTuple):
-  """One case: its text, and what only the judge knows."""
+  """One case: its text, and its topic and right action, which only the judge knows."""
 
   text: str
   topic: int
@@ -50,11 +50,11 @@ class Rulebook:
     """Draw topics.
 
     Args:
-      n_topics: how many topics there are.
-      n_actions: how many actions a topic's right one is drawn from.
-      noise: how often the critic names a wrong action.
-      capacity: how many rules the prompt may hold; more than `n_topics`: nothing has to give way.
-      seed: of the words and of the critic.
+      n_topics: the number of topics.
+      n_actions: the number of actions from which a topic's right action is drawn.
+      noise: the probability that the critic names a wrong action.
+      capacity: the most rules that the prompt may hold; with `n_topics` or more, no rule has to be dropped.
+      seed: the seed of the words and of the critic.
     """
     rng = np.random.default_rng(seed)
     self.noise, self.capacity = noise, capacity
@@ -68,7 +68,7 @@ class Rulebook:
     self._seed = seed
 
   def cases(self, rng: np.random.Generator, topics: Sequence[int], n: int) -> list[Case]:
-    """Draw n cases of some of the topics."""
+    """Draw n cases of the given topics."""
     drawn = rng.choice(np.asarray(topics), n)
     return [self._case(rng, int(topic)) for topic in drawn]
 
@@ -84,7 +84,7 @@ class Rulebook:
   def criticise(self, content: str, system_prompt: str | None) -> str:
     """Be the critic: name the action that the case called for, or, with the probability `noise`, another.
 
-    The same prompt has the same answer, whatever was asked before: runs can be resumed, and calls made at once.
+    The same prompt gets the same answer, whatever came before: runs can be resumed, and calls can run in parallel.
     """
     topic = self.topic_of(content)
     return f"Cases of {self.names[topic]} call for {self._said(content, self.actions[topic], self._actions)}."
@@ -95,14 +95,14 @@ class Rulebook:
     return str(rng.choice([other for other in others if other != right])) if is_wrong else right
 
   def optimize(self, content: str, system_prompt: str | None) -> str:
-    """Be the optimizer: write the rules that fail now, as most of all feedback in the prompt has it.
+    """Be the optimizer: rewrite the rules that fail now, as most of the feedback in the prompt says.
 
-    What was said of other topics in the past adds rules that are missing, as long as there is room; the other rules
-    stay. When there is no room, the rule that was written the longest ago goes.
+    Past feedback about other topics adds missing rules, as long as there is room; the other rules stay. When there is
+    no room, the rule that was written the longest ago is dropped.
     """
     start, end = content.index("<VARIABLE>"), content.index("</VARIABLE>")
     book, rest = rules(content[start:end]), content[end:]
-    if CUT in content[start:end]:  # the package textgrad shows only the ends here, and all of it where it was used
+    if CUT in content[start:end]:  # the package textgrad shortens the prompt here, and shows it whole where it was used
       book = rules(re.findall(r"<LM_SYSTEM_PROMPT>(.*?)</LM_SYSTEM_PROMPT>", rest, re.DOTALL)[-1])
     votes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
     for count, outcome, text in PAST.findall(rest):
@@ -116,7 +116,7 @@ class Rulebook:
     for name in now:
       failed = book.pop(name, None)
       if len(votes[name]) > 1:
-        votes[name].pop(failed or "", None)  # the rule that was there has just failed, whatever was said for it
+        votes[name].pop(failed or "", None)  # the old rule has just failed, whatever feedback supports it
     room = max(self.capacity - len(book) - len(now), 0)
     for name in [*missing[:room], *now]:
       book[name] = max(votes[name], key=votes[name].__getitem__)
@@ -132,27 +132,27 @@ class Rulebook:
     return topics.most_common(1)[0][0]
 
   def score(self, prompt: str, cases: Sequence[Case]) -> float:
-    """Return how many of the cases a prompt answers right, from 0 to 1."""
+    """Return the share of the cases that a prompt answers right, from 0 to 1."""
     book = rules(prompt)
     return float(np.mean([book.get(self.names[case.topic]) == case.action for case in cases]))
 
 
 class RulebookPipeline(Rulebook):
-  """The rulebook in two calls: rules of the first prompt lead from words to topics, of the second to actions."""
+  """The rulebook in two calls: the first prompt's rules map words to topics, the second's map topics to actions."""
 
   def answer(self, content: str, system_prompt: str | None) -> str:
-    """Be the model of either call: follow the first rule for a word of the case, or for what the notes name."""
+    """Be the model of either call: follow the first rule for a word of the notes, or without notes of the case."""
     case, _, notes = content.partition(NOTES)
     book = rules(system_prompt or "")
     return next((book[word] for word in (notes or case).split() if word in book), UNKNOWN)
 
   def criticise(self, content: str, system_prompt: str | None) -> str:
-    """Be the critic: name the rule that the call lacked; what was right, or could not know, is not criticised."""
+    """Be the critic: name the rule that the call lacked; a call that was right or had wrong notes gets no critique."""
     role = re.findall(r"<ROLE> (.*?) </ROLE>", content)[0]
     (case, answer), *_ = re.findall(
       r"<LM_INPUT> (.*?) </LM_INPUT>\s+<LM_OUTPUT> (.*?) </LM_OUTPUT>", content, re.DOTALL
     ) or [(content, "")]
-    name = self.names[topic := self.topic_of(case)]  # not of the prompt, which has words of many topics
+    name = self.names[topic := self.topic_of(case)]  # of the case only: the prompt has words of many topics
     _, _, notes = case.partition(NOTES)
     if role == TOPIC_ROLE and answer != name:
       word = next(word for word in case.split() if self._topic_of.get(word) == topic)

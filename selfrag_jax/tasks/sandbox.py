@@ -1,7 +1,7 @@
-"""The process in which a program is run, closed as far as the operating system allows it; a script, never imported.
+"""The process that runs a program, isolated as far as the operating system allows; a script, never imported.
 
-It reads `[program, call]` as JSON from its input and writes what the call returns, or, without arguments, what is
-closed. Every step that the system refuses is left out: `selfrag_jax.tasks.programs.isolation` tells which those are.
+It reads `[program, call]` as JSON from its input and writes the result of the call or, without arguments, what is
+isolated. Steps that the system refuses are skipped; `selfrag_jax.tasks.programs.isolation` describes the outcome.
 """
 
 import contextlib
@@ -16,15 +16,16 @@ import traceback
 
 LONGEST = 10_000  # characters of an answer
 PROCESSES = 32  # that a program may have at once
-FILES = 64  # that it may have open
+FILES = 64  # that a program may have open
 NEW_USER, NEW_MOUNT, NEW_PID, NEW_NET, NEW_IPC = 0x10000000, 0x00020000, 0x20000000, 0x40000000, 0x08000000
 BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2  # of mount and umount2
 AT_RECURSIVE, READ_ONLY, NO_SETUID = 0x8000, 1, 2  # of mount_setattr
 DEATH_SIGNAL, SUBREAPER, NO_NEW_PRIVILEGES = 1, 36, 38  # of prctl
-PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system calls that the C library has no name for; later ones are the same
+# numbers of system calls that the C library has no function for; those of newer calls are the same on all machines
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 MOUNT_SETATTR, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 442, 444, 445, 446
 READ, WRITE, ALL = 0b1101, 0b10, (1 << 13) - 1  # rights of Landlock: execute, read file, read folder; write file
-SINCE = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # rights of later versions: refer, truncate, ioctl
+SINCE = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # version of Landlock -> right that it added: refer, truncate, ioctl
 # system calls for memory that no limit counts (of System V, of sockets), keys of the session, and the network
 REFUSED = {  # shmget, shmat, semget, msgget, socket, connect, setsockopt, add_key, request_key, keyctl, io_uring
   "x86_64": (29, 30, 64, 68, 41, 42, 54, 248, 249, 250, 425),
@@ -48,21 +49,21 @@ def check(result: int) -> int:
 
 
 def prctl(*arguments: int | bytes) -> int:
-  """Set something of this process; -1 where the system has no such call."""
+  """Set an attribute of this process by prctl; -1 where the system has no such call."""
   return libc.prctl(*arguments) if sys.platform == "linux" else -1
 
 
 def readable() -> list[str]:
-  """Return what a program may read: the interpreter, its packages, and the system's libraries."""
+  """Return the paths that a program may read: the interpreter, its packages, and the system's libraries."""
   python = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
   paths = {*SYSTEM, *python, *map(os.path.realpath, python)}
   return sorted(path for path in paths if os.path.exists(path))
 
 
 def main() -> None:
-  """Run the program of the input in a process of its own, and end all that it has started with it."""
+  """Run the program of the input in a process of its own; when it ends, end all processes that it has started."""
   arguments = [int(argument) for argument in sys.argv[1:]]
-  prctl(DEATH_SIGNAL, signal.SIGKILL)  # nobody is there any more to wait
+  prctl(DEATH_SIGNAL, signal.SIGKILL)  # when the parent dies, nobody waits for this process
   prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
   program, call = json.load(sys.stdin) if arguments else ("", "")
   out = os.dup(1)
@@ -77,7 +78,7 @@ def main() -> None:
     leave(wait_for(child))
   os.setsid()
   prctl(DEATH_SIGNAL, signal.SIGKILL)
-  if "processes" in closed:  # the first process of a namespace: signals that it has no handler for do not reach it
+  if "processes" in closed:  # signals without a handler do not reach a namespace's first process
     child = os.fork()
     if child:
       leave(wait_for(child))
@@ -93,12 +94,12 @@ def main() -> None:
 
 
 def wait_for(child: int) -> int:
-  """Wait for a process, end those of its children that this process has been given, and return its status."""
+  """Wait for a process, end its orphans, which become children of this process, and return its status."""
   while True:
     pid, status = os.wait()
     if pid == child:
       break
-  with contextlib.suppress(OSError):  # orphans come to this process
+  with contextlib.suppress(OSError):
     while orphans := children(os.getpid()):
       for pid in orphans:
         with contextlib.suppress(ProcessLookupError):
@@ -109,7 +110,7 @@ def wait_for(child: int) -> int:
 
 
 def children(parent: int) -> list[int]:
-  """Return the children of a process that have not ended; none where the system does not tell."""
+  """Return the children of a process that have not ended; none where the system does not list them."""
   found = []
   for pid in filter(str.isdigit, os.listdir("/proc")):
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -120,12 +121,12 @@ def children(parent: int) -> list[int]:
 
 
 def leave(status: int) -> None:
-  """End as the process with this status has."""
+  """Exit with the exit code of a wait status, or 128 + its signal."""
   os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 def enter_namespaces() -> dict[str, str]:
-  """Leave the network, the processes and the mounts of the machine, all or none; return what is closed by it."""
+  """Leave the network, the processes and the mounts of the machine, all or none; return what is isolated, and how."""
   user, group = os.geteuid(), os.getegid()
   if sys.platform != "linux" or libc.unshare(NEW_USER | NEW_MOUNT | NEW_PID | NEW_NET | NEW_IPC):
     return {}
@@ -137,7 +138,7 @@ def enter_namespaces() -> dict[str, str]:
 
 
 def close_files(*, is_new_mount: bool) -> dict[str, str]:
-  """Take away what a program need not read and all that it could write but its folder; return by what."""
+  """Hide the files that a program need not read and forbid writes outside its folder; return how it was done."""
   closed = {}
   work = os.getcwd()
   if is_new_mount:
@@ -150,7 +151,7 @@ def close_files(*, is_new_mount: bool) -> dict[str, str]:
 
 
 def new_root(folder: str) -> None:
-  """Make a root of a few folders, read-only, and of an empty `/folder`. Raises OSError and changes nothing visible."""
+  """Make a root of a few read-only folders and an empty `/folder`. Raises OSError without any visible change."""
 
   def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
@@ -180,15 +181,15 @@ def new_root(folder: str) -> None:
   seal(folder, 0)
   mount("tmpfs", f"{folder}/folder", "tmpfs", 0, "size=64k,nr_inodes=1024,mode=777")
   os.chdir(folder)
-  check(libc.syscall(pivot_root, b".", b"."))  # the old root lies over the new one, and is taken away
+  check(libc.syscall(pivot_root, b".", b"."))  # the old root now covers the new one, and is unmounted
   check(libc.umount2(b".", DETACH))
   os.chdir("/folder")
 
 
 def restrict(folder: str) -> dict[str, str]:
-  """Let Landlock (Linux 5.13) refuse files, from version 4 on TCP, and from 6 on signals to others.
+  """Let Landlock (Linux 5.13) refuse files, from version 4 on also TCP, from 6 on also signals to other processes.
 
-  Raises OSError where there is none.
+  Raises OSError where the system has no Landlock.
   """
   if sys.platform != "linux":
     raise OSError("Landlock is of Linux")
@@ -203,7 +204,7 @@ def restrict(folder: str) -> dict[str, str]:
     with contextlib.suppress(OSError):
       file = os.open(path, os.O_PATH | os.O_CLOEXEC)
       if not os.path.isdir(path):
-        wanted &= 0b111 | 1 << 14  # what can be done with files
+        wanted &= 0b111 | 1 << 14  # the rights that apply to files
       check(libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", wanted & rights, file), 0))
       os.close(file)
   check(libc.syscall(RESTRICT_SELF, rules, 0))
@@ -213,13 +214,13 @@ def restrict(folder: str) -> dict[str, str]:
 
 
 def refuse_calls() -> dict[str, str]:
-  """Have seccomp refuse system calls for good; pairs of sockets are left where they are connected streams."""
+  """Let seccomp refuse system calls permanently; of socket pairs only connected streams stay allowed."""
   machine = os.uname().machine
   if sys.platform != "linux" or machine not in REFUSED:
     return {}
   refused = REFUSED[machine]
   allow, refuse = len(refused) + 8, len(refused) + 9  # places of the last two instructions
-  # code, how many to skip if it is so and if not, operand; a call has its number at 0, architecture at 4, type at 24
+  # (code, steps to skip if true, if false, operand); a call has its number at 0, architecture at 4, socket type at 24
   steps = [(LOAD, 0, 0, 4), (EQUAL, 0, refuse - 2, ARCHITECTURE[machine]), (LOAD, 0, 0, 0)]
   steps.append((AT_LEAST, refuse - 4, 0, OTHER_ABI))
   steps += [(EQUAL, refuse - place - 1, 0, call) for place, call in enumerate(refused, len(steps))]
@@ -232,13 +233,13 @@ def refuse_calls() -> dict[str, str]:
 
 
 def drop_privileges() -> None:
-  """Give up the capabilities that a namespace gave; a new program does not bring them back."""
+  """Give up the capabilities that a namespace granted; starting a new program does not bring them back."""
   if sys.platform == "linux":
     libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def limit(seconds: int, megabytes: int, processes: int | None) -> None:
-  """Set limits, each as far as the system has it; of processes in a namespace, where no others are counted."""
+  """Set the limits that the system has; that of `processes` only in a namespace, where no others are counted."""
   size = megabytes << 20
   limits = {
     "CPU": (seconds, seconds + 5),
@@ -256,7 +257,7 @@ def limit(seconds: int, megabytes: int, processes: int | None) -> None:
 
 
 def answer(program: str, call: str, out: int) -> None:
-  """Run a program and a call, write what it returns, and end."""
+  """Run a program, evaluate a call, write the result or the error to `out`, and exit."""
   try:
     scope = {"__name__": "program"}
     exec(compile(program, "program", "exec"), scope)

@@ -1,4 +1,4 @@
-"""The protocol of search tasks: batches of questions with the documents they are asked over, and demonstrations."""
+"""The protocol of search tasks: batches of questions with the documents to search, and demonstrations."""
 
 import functools
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ class Corpus(NamedTuple):
 
 
 class SearchBatch(NamedTuple):
-  """Questions and the documents that they are asked over, on the host.
+  """Questions and the documents to search for their answers, in host arrays.
 
   `indices` [Q] name the questions within their split. Prompts int32 [Q, T] are right-padded, `lengths` [Q]; gold slots
-  int32 [Q, G] (-1: none); group ids [Q]; `first_slots` int32 [Q] is where the documents of each question's group begin.
+  int32 [Q, G] (-1: none); group ids [Q]; `first_slots` int32 [Q]: the first slot of each question's group.
   """
 
   indices: np.ndarray
@@ -46,9 +46,9 @@ class SearchBatch(NamedTuple):
 
 
 def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
-  """Give every question the answers and the gold documents of question `order[i]`, within its own documents.
+  """Give question i the answers and the gold documents of question `order[i]`, but within its own group of documents.
 
-  The causal control of a reward: what it then teaches cannot be how to answer.
+  This is a causal control of a reward: the permuted reward cannot teach how to answer.
   """
   gold, first = batch.gold[order], batch.first_slots
   moved = np.where(gold >= 0, gold - first[order][:, None] + first[:, None], -1)
@@ -69,7 +69,7 @@ class SearchTask(Protocol):
 
   @property
   def notice(self) -> str:
-    """What a search beyond the budget is answered with."""
+    """The text that answers a search beyond the budget."""
     ...
 
   @property
@@ -96,7 +96,7 @@ class SearchTask(Protocol):
 
 
 class ShuffledEpochs:
-  """An endless sequence: `items` in an order of its own for every epoch, a function of the seed and the epoch."""
+  """An endless sequence of `items`, shuffled anew in every epoch as a function of the seed and the epoch."""
 
   def __init__(self, items: Sequence[Any], *seed: int):
     self._items, self._seed = items, seed

@@ -1,4 +1,4 @@
-"""Text files as training data: documents, tokenised and cut into rows; an order that is a function of the step."""
+"""Text files as training data: documents, tokenised and cut into rows in an order that is a function of the step."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,14 +12,15 @@ from selfrag_jax.tasks.facts import Demand
 from selfrag_jax.tasks.search_task import Indices, ShuffledEpochs
 from selfrag_jax.text.tokenizer import Tokenizer
 
-HELD_OUT = 20  # one token in so many is for validation
+HELD_OUT = 20  # one token in HELD_OUT is for validation
 
 
 def read_documents(path: epath.PathLike) -> Iterator[str]:
   """Yield the documents of a file, or of all files of a folder in the order of their names.
 
-  `.txt` is one document, `.jsonl` one a line in the field `text`, `.array_record` one a record, in UTF-8.
-  Raises ValueError, naming the file, for one without text or of another kind, FileNotFoundError where there is none.
+  A `.txt` file is one document; a `.jsonl` file has one per line, in the field `text`; an `.array_record` file has one
+  per record, in UTF-8. Raises ValueError, with the file's name, for a file without text or of another kind, and
+  FileNotFoundError if there is no file.
   """
   for file in text_files(path):
     n = 0
@@ -68,7 +69,7 @@ def _records(file: epath.Path) -> Iterator[str]:
   try:
     source: Any = grain.sources.ArrayRecordDataSource(str(file))
     n = len(source)
-  except Exception as error:  # the library has no type of its own for a damaged file
+  except Exception as error:  # the library has no exception type of its own for a damaged file
     raise ValueError(f"{file} is damaged, or no ArrayRecord file ({error}); write it again") from None
   for i in range(n):
     try:
@@ -88,10 +89,10 @@ _READERS = {".txt": _whole, ".jsonl": _lines, ".array_record": _records}
 
 
 class PackedText:
-  """Rows of `row_tokens` tokens from documents one behind the other, each a segment of its own. Rows have no padding.
+  """Rows of `row_tokens` tokens from concatenated documents, each a segment of its own. Rows have no padding.
 
-  The last twentieth of the tokens is held out for validation, whatever the length of the rows. Raises ValueError for
-  texts of fewer rows than that takes.
+  The last twentieth of the tokens is held out for validation, whatever the length of the rows. Raises ValueError if
+  this part is shorter than a row.
   """
 
   def __init__(self, documents: Sequence[Sequence[int]], row_tokens: int, seed: int):
@@ -109,9 +110,9 @@ class PackedText:
     self._order = ShuffledEpochs(range(len(self._rows["train"][0])), seed)
 
   def batch(self, split: str, indices: Indices) -> dict[str, np.ndarray]:
-    """Return rows: tokens and segment ids int32 [B, T], and which tokens are predicted, bool [B, T].
+    """Return rows: tokens and segment ids int32 [B, T], and the mask of predicted tokens, bool [B, T].
 
-    Validation goes round and round, so that whole batches can be taken of few rows.
+    Validation starts again after its last row, so that a few rows fill whole batches.
     """
     tokens, segments = self._rows[split]
     at = np.array([self._order[i] if split == "train" else i % len(tokens) for i in indices])
@@ -121,10 +122,10 @@ class PackedText:
 
 
 class TextData:
-  """What the phases of the Self-RAG memory read of text files: packed rows, and passages that need what came before.
+  """Text files as data for the phases of the Self-RAG memory: packed rows, and pieces of text with their contexts.
 
-  A sequence is a piece of `chunk_tokens` tokens: its beginning is what is asked with, the rest is predicted, from a
-  memory of the `n_chunks` pieces before it, of which the one directly before is to be found.
+  An input is a piece of `chunk_tokens` tokens: its first quarter is the query, the rest is predicted with a memory of
+  the `n_chunks` pieces before it. The gold chunk is the piece directly before.
   """
 
   def __init__(self, path: str, tokenizer: Tokenizer, row_tokens: int, n_chunks: int, chunk_tokens: int, seed: int):
@@ -138,7 +139,7 @@ class TextData:
     self._contexts = PackedText(documents, (n_chunks + 1) * chunk_tokens, seed)
 
   def contexts(self, split: str, indices: Indices, _: Demand = "even") -> ContextBatch:
-    """Return contexts, and the pieces that follow them: text has a demand of its own."""
+    """Return contexts, with the pieces that follow them as inputs; a demand does not apply to text."""
     tokens = self._contexts.batch(split, indices)["tokens"].reshape(len(indices), -1, self.chunk_tokens)
     rows, n, full = len(tokens), self.n_chunks, np.int32(self.chunk_tokens)
     return ContextBatch(

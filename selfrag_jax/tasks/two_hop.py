@@ -1,12 +1,12 @@
 """Two-hop questions over fresh random knowledge bases: the smallest task that cannot be solved without searching twice.
 
 A table T[e, r] -> entity is drawn anew for every question, so weights can memorise nothing: they can only learn *how*
-to search. "What is the port of the capital of Avalor?" takes two documents, and the second one ("The port of Brindle is
-Corvane.") shares no entity with the question: its query has to be written from the first document.
+to search. "What is the port of the capital of Avalor?" needs two documents, and the second ("The port of Brindle is
+Corvane.") shares no entity with the question: its query must be written from the first document.
 
 Documents are found by a key ("port of Brindle") that never holds the value: with the values in the index, a search for
-an entity would also land on the facts that end in it. Everything exists as text, for chat rendering and reports, and as
-token ids, for compiled rollouts.
+an entity would also find the facts that end in it. Questions and documents exist as text, for chat rendering and
+reports, and as token ids, for compiled rollouts.
 """
 
 import re
@@ -62,7 +62,7 @@ class TwoHopQuestion:
 class TwoHopKB:
   """Draw two-hop questions and render their knowledge bases as text and as token ids.
 
-  Document e * n_relations + r states table[e, r]. Raises ValueError for sizes that leave no question or exceed the word
+  Document e * n_relations + r states table[e, r]. Raises ValueError for sizes that allow no question or exceed the word
   lists.
   """
 
@@ -82,7 +82,7 @@ class TwoHopKB:
 
   @property
   def chance(self) -> float:
-    """The best guess of a reader who has seen the entity and the bridge, and knows that the answer is another one."""
+    """The exact match of a guess by a reader who knows the entity and the bridge, which the answer differs from."""
     return 1 / (len(self.entities) - 2)
 
   def question(self, split: str, index: int) -> TwoHopQuestion:
@@ -138,10 +138,10 @@ class TwoHopKB:
     """Write a conversation that answers the question after at most `max_hops` searches of one document each.
 
     "gold" searches for the two right documents and gives the right answer. "random" teaches the format and not the
-    strategy, so that whatever is found later was learnt from the reward: 1..max_hops searches, each for one of the
+    strategy, so that a strategy found later was learnt from the reward: 1..max_hops searches, each for one of the
     question's two relations, drawn uniformly, of an entity drawn uniformly from those in view (in the question or in a
-    document found before), and an answer drawn uniformly from those in view. OVERRUN_RATE of them ask once more than
-    `max_hops` allows and get NOTICE instead of a document.
+    document found before), and an answer drawn uniformly from the entities in view. OVERRUN_RATE of the random
+    demonstrations search once more than `max_hops` allows and get NOTICE instead of a document.
 
     Raises ValueError for an unknown strategy, or if max_hops is below 1 ("gold": 2).
     """
@@ -162,7 +162,7 @@ class TwoHopKB:
     return {"messages": [{"role": "user", "content": question.text}, {"role": "assistant", "content": parts}]}
 
   def _wander(self, question: TwoHopQuestion, rng: np.random.Generator, max_hops: int) -> tuple[list[int], str]:
-    """Search for random facts about what is in view; return the documents and an answer."""
+    """Search for random facts about the entities in view; return the documents and an answer."""
     overrun = rng.random() < OVERRUN_RATE
     in_view, searches = [question.entity], []
     for hop in range(max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)):

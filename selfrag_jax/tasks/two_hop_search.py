@@ -1,4 +1,4 @@
-"""`TwoHopKB` as a search task: each question brings a fresh knowledge base; a batch shares a memory by groups."""
+"""The two-hop search task: each question has a fresh knowledge base, a group of the memory that a batch shares."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from selfrag_jax.tasks.two_hop import TwoHopKB, vocabulary
 from selfrag_jax.text.chat import COMPACT, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer
 
-DEMONSTRATION_STREAM = 7  # keeps the choices of demonstrations apart from the draws of tables
+DEMONSTRATION_STREAM = 7  # keeps the random numbers of demonstrations apart from those of tables
 
 
 class TwoHopSearch:
-  """The embedded task. Group i of a batch is the knowledge base of its i-th question."""
+  """`TwoHopKB` as a search task. Group i of a batch is the knowledge base of its i-th question."""
 
   notice = NOTICE
   template = COMPACT
@@ -29,7 +29,7 @@ class TwoHopSearch:
     self.document_tokens = self.kb.document_tokens(example.table[None])[0].shape[-1]
 
   def size(self, split: str) -> None:
-    """Return None: questions never end."""
+    """Return None, since questions never end."""
 
   def batch(self, split: str, indices: Indices) -> SearchBatch:
     """Draw the questions, and write the table of each as the documents of its group."""
@@ -49,7 +49,7 @@ class TwoHopSearch:
     )
 
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
-    """Show question `index` of `split` by `strategy`; a pure function of its arguments and the seed."""
+    """Demonstrate question `index` of `split` by `strategy`; a pure function of its arguments and the seed."""
     rng = np.random.default_rng([self.kb.seed, index, DEMONSTRATION_STREAM])
     return self.kb.demonstration(self.kb.question(split, index), strategy, rng, max_hops)
 

@@ -1,9 +1,9 @@
 """Verified checkpoints: orbax writes, a manifest commits, and nothing is restored before it has been hashed.
 
-`<directory>/<step>/` holds orbax's files, `metadata.json` (what the run says about itself and the shape of every array)
-and `manifest.json`: size and SHA-256 of every other file, written last. The manifest is the commit: a step without one
-that verifies is not a checkpoint. (Orbax alone restores most flipped bytes silently.) What has another name than a step
-is left alone, and what has a step's name but was not written here is moved aside, never deleted.
+`<directory>/<step>/` holds orbax's files, `metadata.json` (the run's metadata, and the shape and dtype of every array)
+and `manifest.json`: size and SHA-256 of every other file, written last. The manifest is the commit: a folder without a
+manifest that verifies is not a checkpoint. (Orbax alone restores most flipped bytes silently.) Entries whose name is no
+step number are left alone; a folder with a step's name that was not written here is moved aside, never deleted.
 """
 
 import concurrent.futures
@@ -29,12 +29,12 @@ from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic
 from selfrag_jax.storage.manifest import MANIFEST, Manifest, digests, first_damage, read_fields
 
 METADATA = "metadata.json"
-ORBAX = "_METADATA"  # orbax writes it into every step, and nothing else has it
+ORBAX = "_METADATA"  # orbax writes this file into every step, and nothing else writes one
 _MANIFEST = Manifest({"files": dict})
 
 
 class CheckpointError(RuntimeError):
-  """A checkpoint could not be written, or the step that was asked for cannot be read."""
+  """A checkpoint could not be written, or the requested step cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Restored:
 
 
 class Checkpointer:
-  """Save a run's state in the background, keep the latest and the best steps, restore the newest that is intact.
+  """Save a run's state in the background, keep the latest and the best steps, restore the newest intact step.
 
   All processes of a run create one and call it together; process 0 hashes, commits and deletes. One run per directory
-  (`open_workdir`): what an earlier run left half-written is deleted here. To only read, use `load`.
+  (`open_workdir`): the constructor deletes the half-written steps of an earlier run. To only read, use `load`.
 
   Args:
-    directory: where the steps lie; local or object storage.
-    keep_latest: how many of the newest steps stay.
-    best_metric: a key of `metrics`; the step with the best value stays as well.
+    directory: the folder of the steps; local or object storage.
+    keep_latest: the number of newest steps to keep.
+    best_metric: a key of `metrics`; the step with the best value is kept as well.
     best_mode: whether the largest or the smallest value is best.
   """
 
@@ -85,13 +85,13 @@ class Checkpointer:
   ) -> None:
     """Copy `state` off the devices and return; writing, hashing, commit and deletion go on in the background.
 
-    Waits for the save before, if that still runs. `state` may be donated as soon as this returns.
+    Waits for the previous save if it is still running. `state` may be donated as soon as this returns.
 
     Args:
       step: the folder's name; must not be a committed step.
       state: pytree of JAX arrays of any dtype, typed random keys included.
-      metadata: JSON-serialisable; comes back from `restore` and `read_metadata`.
-      metrics: numbers that `best_metric` is looked up in; a step without it, or with NaN, is never the best.
+      metadata: JSON-serialisable; `restore` and `read_metadata` return it.
+      metrics: scores by name; a step whose `best_metric` is missing or NaN is never the best.
 
     Raises:
       CheckpointError: this or the previous save failed (a full disk, say); committed steps are intact.
@@ -101,7 +101,7 @@ class Checkpointer:
     folder = self._directory / str(step)
     if (folder / MANIFEST).exists():
       raise ValueError(f"step {step} is already saved in {self._directory}; delete it or use another workdir")
-    if jax.process_index() == 0 and folder.exists():  # what a save left that failed, or something else
+    if jax.process_index() == 0 and folder.exists():  # left by a failed save, or by another program
       _set_aside(folder)
     document = {
       "step": step,
@@ -110,7 +110,8 @@ class Checkpointer:
       "environment": environment(),
       "arrays": _describe(state),
     }
-    encoded = json.dumps(document, indent=2, allow_nan=False).encode()  # now: the caller may change it later
+    # encoded now, since the caller may change its mappings later
+    encoded = json.dumps(document, indent=2, allow_nan=False).encode()
     try:
       # force: an uncommitted folder of this step may be in the way
       self._orbax.save(folder, args=ocp.args.PyTreeSave(jax.tree.map(_raw, state)), force=True)
@@ -145,9 +146,9 @@ class Checkpointer:
   def restore(self, abstract_state: Any, step: int | None = None) -> Restored | None:
     """Read the newest intact step, or `step`, onto the shardings of `abstract_state`; None if there is no step at all.
 
-    Newer steps that are damaged are named in a warning and moved to `damaged-<step>-<n>`, those that a kill has left
-    uncommitted deleted, so that the resumed run can save these steps again. Other jax versions, core count or XLA
-    flags than at the save only warn.
+    Newer damaged steps are named in a warning and moved to `damaged-<step>-<n>`; newer steps that a kill left
+    uncommitted are deleted. So the resumed run can save these steps again. A jax version, core count or XLA flags that
+    differ from those at the save cause only a warning.
 
     Args:
       abstract_state: pytree of `jax.ShapeDtypeStruct` (or arrays) with the saved names, shapes and dtypes; a leaf
@@ -173,7 +174,7 @@ class Checkpointer:
     return Restored(found, _read_arrays(self._directory / str(found), abstract_state), document["metadata"])
 
   def _commit(self, folder: epath.Path, document: bytes) -> None:
-    """Finish orbax's save, write the manifest, and only then delete what is no longer wanted."""
+    """Finish orbax's save, write the manifest, and only then delete the steps that are no longer wanted."""
     self._orbax.wait_until_finished()
     if jax.process_index() != 0:
       return
@@ -190,10 +191,10 @@ class Checkpointer:
     return {*committed[-self._keep_latest :], *best}
 
   def _score(self, step: int) -> float | None:
-    """Return how good a step is, higher is better; None if it does not say."""
+    """Return the step's best metric, negated if lower values are better; None if the step has none."""
     try:
       value = _read_document(self._directory / str(step))["metrics"].get(self._best_metric)
-    except (OSError, ValueError):  # damaged since; restore deals with it
+    except (OSError, ValueError):  # damaged since its commit; restore deals with it
       return None
     if type(value) not in (int, float):
       return None
@@ -232,7 +233,7 @@ def load(directory: epath.PathLike, abstract_state: Any, step: int | None = None
 
 
 def environment() -> dict[str, Any]:
-  """Return what bit-identical resume depends on besides the state: versions, usable cores, XLA flags."""
+  """Return the facts, besides the state, on which bit-identical resume depends: versions, usable cores, XLA flags."""
   # XLA splits CPU reductions by the cores that it may use, which changes the order of summation
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   return {
@@ -244,7 +245,10 @@ def environment() -> dict[str, Any]:
 
 
 def _find(directory: epath.Path, step: int | None, on_damage: Callable[[epath.Path], None] | None = None) -> int:
-  """Return the newest step that verifies, or `step` if it does; -1 if none. Warns about, and hands on, damaged ones."""
+  """Return the newest intact step, or `step` if it is intact; -1 if there is none.
+
+  Warns about damaged steps and passes them to `on_damage`. Raises CheckpointError if `step` is missing or damaged.
+  """
   steps = _steps(directory)
   if step is not None:
     damage = _damage(directory / str(step)) if step in steps else "there is no such step"
@@ -263,13 +267,13 @@ def _find(directory: epath.Path, step: int | None, on_damage: Callable[[epath.Pa
 
 
 def _steps(directory: epath.Path) -> list[int]:
-  """List what has the name of a step, as this file writes it: `007` is none."""
+  """List the step numbers among the folder's names, in the form that this module writes: `007` is not one."""
   names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
   return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name)
 
 
 def _damage(folder: epath.Path) -> str | None:
-  """Say what is wrong with a step's folder; None if every file is as the manifest says."""
+  """Describe the damage of a step's folder; None if every file matches the manifest."""
   if not folder.is_dir():
     return "it is a file, not a folder"
   if not (folder / MANIFEST).exists():
@@ -287,18 +291,18 @@ def _damage(folder: epath.Path) -> str | None:
     document = _read_document(folder)
   except ValueError as error:
     return f"{METADATA} is damaged, {error}"
-  if document.get("step", int(folder.name)) != int(folder.name):  # steps that earlier versions saved do not say it
+  if document.get("step", int(folder.name)) != int(folder.name):  # earlier versions did not save the number
     return f"{METADATA} is that of step {document['step']}, the folder was renamed or copied"
   return None
 
 
 def _is_ours(folder: epath.Path) -> bool:
-  """Tell whether a folder is a step, whole or not; what else has a number as its name is not ours to delete."""
+  """Tell whether a folder is a step, complete or not; another folder with a number as its name must not be deleted."""
   return folder.is_dir() and ((folder / ORBAX).exists() or not any(folder.iterdir()))
 
 
 def _set_aside(folder: epath.Path) -> None:
-  if _is_ours(folder) and not (folder / MANIFEST).exists():  # never a checkpoint: a kill while saving leaves one
+  if _is_ours(folder) and not (folder / MANIFEST).exists():  # not a checkpoint yet: a kill while saving leaves it
     _delete(folder)
     return
   for n in itertools.count():
@@ -309,9 +313,9 @@ def _set_aside(folder: epath.Path) -> None:
 
 
 def _delete(folder: epath.Path) -> None:
-  """Delete a step: the manifest first, so that a kill leaves no half of one, and last what tells that it is ours.
+  """Delete a step: the manifest first, so that no kill leaves half a checkpoint, and last the file that marks a step.
 
-  Of a link only the link: a folder elsewhere that somebody has moved the step to is theirs.
+  Of a symbolic link only the link is deleted: the folder behind it is where somebody has moved the step.
   """
   if is_local(folder) and os.path.islink(folder):
     os.unlink(folder)
@@ -330,7 +334,7 @@ def _read_document(folder: epath.Path) -> dict[str, Any]:
 
 
 def _describe(tree: Any) -> dict[str, Any]:
-  """Map each array's path in the tree (`params/embed/embedding`) to its shape and dtype, as JSON gives them back."""
+  """Map each array's path in the tree (`params/embed/embedding`) to its shape and dtype, in types that JSON keeps."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -338,7 +342,7 @@ def _describe(tree: Any) -> dict[str, Any]:
 
 
 def _require_same(saved: dict[str, Any], wanted: dict[str, Any], *, whole: bool) -> None:
-  """Raise ValueError at the first array that differs; `whole` asks that nothing saved is left out."""
+  """Raise ValueError at the first array that differs; with `whole`, every saved array must be wanted."""
   for name in [*wanted, *saved] if whole else wanted:
     old, new = saved.get(name), wanted.get(name)
     if old == new:
@@ -361,7 +365,7 @@ def _read_arrays(folder: epath.Path, abstract_state: Any) -> Any:
     return jax.tree.map(_typed, abstract_state, reader.restore(folder, args=args))
 
 
-# Orbax stores plain arrays: a typed random key is stored as its uint32 data, and typed again by what the model expects.
+# Orbax stores plain arrays: a typed random key is stored as its uint32 data and gets its type from the expected state.
 
 
 def _is_key(x: Any) -> bool:

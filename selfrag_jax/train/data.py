@@ -20,7 +20,7 @@ class _Steps:
 
 
 def batches(make: Callable[[int], Any], start: int, stop: int, *, prefetch: int = 2) -> Iterator[Any]:
-  """Yield `make(step)` for each step of [start, stop), made ahead by one background thread.
+  """Yield `make(step)` for each step of [start, stop), made in advance by one background thread.
 
   The position in the data is the step itself, so resuming is exact on any number of processes.
   """

@@ -1,4 +1,4 @@
-"""`load_model`: a trained checkpoint or pretrained weights, as a model description and its parameters."""
+"""The loader of models: a trained checkpoint, or pretrained weights, as a config and its parameters."""
 
 import dataclasses
 import json
@@ -24,10 +24,10 @@ from selfrag_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-  """A model: its description, its stacked parameters, and what its checkpoint says of itself (empty if pretrained).
+  """A model: its config, its stacked parameters, and the metadata of its checkpoint (empty if pretrained).
 
-  `tokenizer` is that of the pretrained model, or the one that was given; a checkpoint holds only its fingerprint.
-  `context_tokens` is the longest text that a pretrained model was made for, where it says so.
+  `tokenizer` is the pretrained model's, or the caller's, since a checkpoint holds only a fingerprint.
+  `context_tokens` is the longest text that a pretrained model was made for; None if unknown.
   """
 
   config: ModelConfig
@@ -45,14 +45,14 @@ def load_model(
   Args:
     source: a workdir of `launch/train.py`, or whatever `load_pretrained` takes (a Hugging Face folder or name, a GGUF
       file).
-    phase: which phase of the workdir (None: the one that the most others came before; it is named on stderr).
-    tokenizer: if given, it must be the one that the model was trained with.
+    phase: the phase of the workdir (None: the last one, which the most phases precede; its name goes to stderr).
+    tokenizer: if given, it must be the tokenizer that the model was trained with.
     mesh: the devices that hold the parameters (None: all, as replicas).
 
   Raises:
-    FileNotFoundError: there is nothing to load, or nothing that is intact.
-    ValueError: another tokenizer, a run of something else than a language model, a phase of what is no run, or none
-      where several could be meant.
+    FileNotFoundError: there is no model to load, or no intact checkpoint.
+    ValueError: the tokenizer differs, the run trained no language model, `phase` is given for a source that is no
+      workdir, or it is None and several phases could be the last one.
   """
   mesh = mesh or make_mesh()
   phases = epath.Path(source) / "checkpoints"
@@ -73,7 +73,7 @@ def load_model(
     raise FileNotFoundError(f"{phases / name} has no intact checkpoint; the phases of {source} are {names}")
   folder = known[name]
   if not isinstance(metadata.get("model"), dict) or not isinstance(metadata.get("tokenizer"), dict):
-    raise ValueError(f"{folder} holds no language model, but what another experiment trained")
+    raise ValueError(f"{folder} holds no language model: an experiment of another kind wrote it")
   if tokenizer is not None and metadata["tokenizer"].get("fingerprint") != tokenizer.fingerprint:
     ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
     saved = json.dumps(metadata["tokenizer"])
@@ -94,9 +94,9 @@ def load_model(
 
 
 def _last_phase(source: str | os.PathLike, known: Mapping[str, epath.Path]) -> str:
-  """Return the phase that the most others came before: each says in its metadata which one it began from.
+  """Return the phase that the most phases precede; the metadata of a phase names the phase that it began from.
 
-  A phase without an intact checkpoint says nothing, and is returned. Raises ValueError where two are as far.
+  Returns a phase without an intact checkpoint at once, since its origin is unknown. Raises ValueError for a tie.
   """
   origins: dict[str, str | None] = {}
   for name, folder in sorted(known.items()):
@@ -116,7 +116,7 @@ def _last_phase(source: str | os.PathLike, known: Mapping[str, epath.Path]) -> s
 
 
 def _line_of(name: str | None, origins: Mapping[str, str | None]) -> list[str]:
-  """Return a phase and those that it goes back to, in other workdirs too."""
+  """Return a phase and the phases that it descends from, those of other workdirs included."""
   line: list[str] = []
   while name is not None and name not in line:
     line.append(name)

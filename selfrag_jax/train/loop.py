@@ -1,4 +1,4 @@
-"""The training loop, the only one: restore, step, read the metrics of the step before, do the periodic work."""
+"""The training loop, the only one: restore, step, read the metrics of the previous step, do the periodic work."""
 
 import dataclasses
 import json
@@ -23,13 +23,13 @@ from selfrag_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig(Checked):
-  """What the loop does beside stepping. Periods are in steps; 0 means only at the end."""
+  """The loop's periodic work. Periods are in steps; 0 means only after the last step."""
 
   checkpoint_every: Natural = 50
   keep_checkpoints: Count = 2
   eval_every: Natural = 0
   log_every: Natural = 1
-  preempted_exit_code: Annotated[int, Range(0, 255)] = 143  # of a run that SIGTERM stopped after it had saved
+  preempted_exit_code: Annotated[int, Range(0, 255)] = 143  # of a run that SIGTERM stopped, once its state is saved
 
 
 class Preempted(SystemExit):
@@ -37,7 +37,7 @@ class Preempted(SystemExit):
 
 
 class NonFiniteLossError(FloatingPointError):
-  """The loss, its gradient or what an update made of the state is NaN or infinite; the last good checkpoint stays."""
+  """The loss, its gradient or the updated state is NaN or infinite; the last good checkpoint stays."""
 
 
 class Phase(Protocol):
@@ -59,7 +59,7 @@ class Phase(Protocol):
   def initial_state(self) -> TrainState: ...
 
   def batches(self, start: int) -> Iterator[Any]:
-    """Yield the batches of steps `start`, `start + 1`, …: each is a function of the seed and its step alone."""
+    """Yield the batches of steps `start`, `start + 1`, …: each is a function of the seed and its step only."""
     ...
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
@@ -70,15 +70,15 @@ class Phase(Protocol):
 
 
 class StopSignal:
-  """Notes SIGTERM and Ctrl-C while it is entered, so that the loop can save before it ends.
+  """A context that records SIGTERM and Ctrl-C, so that the loop can save before it ends.
 
-  A second Ctrl-C is a KeyboardInterrupt at once.
+  A second Ctrl-C raises KeyboardInterrupt at once.
   """
 
   def __init__(self):
     self.requested: int | None = None
-    self._reached = False  # several hosts have agreed on a step
-    # with several hosts JAX's own handler must stay: it makes them agree on the step
+    self._reached = False  # whether several hosts have agreed to stop
+    # with several hosts JAX's own handler must stay: it makes the hosts agree on the step
     self._handles = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
 
   def __enter__(self) -> "StopSignal":
@@ -94,7 +94,7 @@ class StopSignal:
   def _note(self, number: int, _: Any) -> None:
     if number == signal.SIGINT:
       if self.requested == signal.SIGINT:
-        raise KeyboardInterrupt("stopped at once; the newest checkpoint is what is left")
+        raise KeyboardInterrupt("stopped at once; the newest checkpoint is kept")
       print("stopping after this step, to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
     self.requested = number
 
@@ -124,7 +124,7 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   with StopSignal() as stop:
     with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
       state = _steps(phase, workdir, config, metadata, saver, stop)
-    # here, when all is saved: the signal may also have come during the last evaluation, or before the first step
+    # raised after the last save: the signal may also have come during the last evaluation, or before the first step
     if stop.requested == signal.SIGINT:
       said = f"stopped; step {int(state.step)} of phase {phase.name} is saved, run the same again to go on"
       raise KeyboardInterrupt(said)
@@ -141,7 +141,7 @@ def _steps(
   saver: Checkpointer,
   stop: StopSignal,
 ) -> TrainState:
-  """Take the steps that are left, or those until `stop`; the state that is returned has been handed to `saver`."""
+  """Take the remaining steps, or fewer if `stop` asks for it; the returned state has been handed to `saver`."""
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
   restored = saver.restore(phase.abstract_state())
   if restored:
@@ -166,8 +166,8 @@ def _steps(
       if stopping or evaluating or due(step, config.checkpoint_every):
         _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
         pending = None
-        _require_finite(state, step)  # what this update has made shows in the loss of the next step only
-        # when stopping too: the resumed run will not come by here
+        _require_finite(state, step)  # a NaN of this update would show only in the loss of the next step
+        # also when stopping, since the resumed run starts after this step
         scores = phase.evaluate(state) if evaluating else {}
         if scores:
           telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
@@ -178,9 +178,9 @@ def _steps(
 
 
 def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any]) -> Params:
-  """Read the parameters that a phase ended with, and change nothing on disk.
+  """Read the final parameters of a phase, without changing anything on disk.
 
-  Raises ValueError for a phase that has not come to its last step, and for a checkpoint of another model or tokenizer.
+  Raises ValueError for a phase that has not reached its last step, and for a checkpoint of another model or tokenizer.
   """
   folder = checkpoints(workdir, phase.name)
   restored = load(folder, {"params": phase.abstract_state().params}) if folder.exists() else None
@@ -195,7 +195,7 @@ def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: epath.Path) -> None:
-  """Raise ValueError for a checkpoint of another tokenizer or model, or of a phase that began from another one."""
+  """Raise ValueError if the checkpoint has another tokenizer, model or origin (the phase that it began from)."""
   if before.get("tokenizer") != now.get("tokenizer"):
     raise ValueError(
       f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
@@ -213,7 +213,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: epath
 def _check_resumed(
   phase: Phase, before: Mapping[str, Any], now: Mapping[str, Any], step: int, folder: epath.Path
 ) -> None:
-  """Say where the phase continues and what of the config has changed; raise ValueError if it cannot continue."""
+  """Print the step from which the phase continues and the changed settings; raise ValueError if it cannot continue."""
   _check_same(before, now, folder)
   if step > phase.total_steps:
     raise ValueError(
@@ -229,7 +229,7 @@ def _check_resumed(
 
 
 def _check_followers(phase: Phase, folder: epath.Path) -> None:
-  """Raise ValueError if a phase began from this one when it ended at another step: that would be lost and refused."""
+  """Raise ValueError if a later phase began from another last step of this one: its resume would be refused."""
   for other in folder.iterdir():
     origin = (read_metadata(other) or {}).get("origin") or {}
     if origin.get("phase") == phase.name and "workdir" not in origin and origin.get("steps") != phase.total_steps:
@@ -272,7 +272,7 @@ def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) ->
   step, metrics = pending
   values = {name: float(value) for name, value in metrics.items()}
   telemetry.log(step, values)
-  for name in ("loss", "grad_norm"):  # of a finite loss the gradient may still be NaN, and with it the new parameters
+  for name in ("loss", "grad_norm"):  # a finite loss can have a NaN gradient, which makes the parameters NaN
     if not math.isfinite(values.get(name, 0.0)):
       raise NonFiniteLossError(
         f"{name} is {values[name]} at step {step}; the last good checkpoint is kept: lower the learning rate"

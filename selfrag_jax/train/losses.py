@@ -25,10 +25,11 @@ def sequence_log_probs(
   temperature: float = 1.0,
   chunk: int = 256,
 ) -> Array:
-  """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 where there is none before.
+  """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 for the first of a segment.
 
-  The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: at a vocabulary of 49,152 the
-  whole of them would be most of the memory. They are computed again in the backward pass, unless one chunk is all.
+  The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: with a vocabulary of 49,152 all
+  logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
+  Padding has log-probability 0.
   """
   lm = LM(config)
   hidden: Any = lm.apply(params, tokens_BxT, segment_ids_BxT)
@@ -63,10 +64,10 @@ def masked_lm_loss(config: ModelConfig, params: Params, batch: dict[str, Array])
 def info_nce(
   queries_BxD: Array, chunks_CxD: Array, gold_B: Array, known_BxC: Array, *, temperature: float
 ) -> tuple[Array, Array]:
-  """Contrast each query with its gold chunk against all others (InfoNCE, arXiv 1807.03748), in at least float32.
+  """Contrast the gold chunk of each query with all other chunks (InfoNCE, arXiv 1807.03748), in at least float32.
 
-  `known` bool marks chunks that are no negatives of a query, such as other ones that its answer takes. Returns the loss
-  of each query [B] and whether its gold chunk is the most similar [B].
+  `known` bool marks chunks that are not negatives of a query, such as further chunks that its answer needs. Returns the
+  loss of each query [B] and whether its gold chunk is the most similar [B].
   """
   dtype = accumulation_dtype(queries_BxD.dtype)
   scores = jnp.einsum("bd,cd->bc", queries_BxD, chunks_CxD, preferred_element_type=dtype) / temperature
@@ -77,11 +78,12 @@ def info_nce(
 
 
 def advantages(rewards_QxR: np.ndarray, kind: Advantage) -> tuple[np.ndarray, np.ndarray]:
-  """Compare the R rollouts of each question; numpy, on the host, where rewards are made.
+  """Compute the advantage of each of the R rollouts of a question; in numpy, since rewards are made on the host.
 
-  Returns advantages [Q, R] and bool [Q]: which questions teach anything, that is, have rollouts of different rewards.
-  `mean`: reward minus the group's mean (Dr. GRPO, arXiv 2503.20783); `grpo`: that over the group's standard deviation
-  (arXiv 2402.03300); `rloo`: minus the mean of the others (arXiv 2402.14740); `reinforce`: minus the batch's mean.
+  Returns advantages [Q, R] and bool [Q]: whether the rollouts of a question differ in reward, so that it teaches
+  anything. `mean`: reward minus the group's mean (Dr. GRPO, arXiv 2503.20783); `grpo`: `mean` divided by the group's
+  standard deviation (arXiv 2402.03300); `rloo`: reward minus the mean of the other rollouts of the group (arXiv
+  2402.14740); `reinforce`: reward minus the batch's mean.
   """
   centred = rewards_QxR - rewards_QxR.mean(axis=1, keepdims=True)
   spread = rewards_QxR.std(axis=1, keepdims=True)
@@ -111,11 +113,11 @@ def policy_loss(
   kl_weight: float = 0.0,
   reference_log_probs_BxT: Array | None = None,
 ) -> LossSums:
-  """Clipped policy gradient over the masked tokens, each with the same weight (PPO, arXiv 1707.06347; DAPO's separate
-  lower and upper epsilon, arXiv 2503.14476), plus `kl_weight` times the low-variance KL to a reference (k3).
+  """Compute the clipped policy loss over the masked tokens, each with the same weight (PPO, arXiv 1707.06347).
 
-  Returns sums over the masked tokens: of the loss, of `ratio_gap` (absolute difference of the log-probabilities),
-  `clipped`, `surprise` (-log p of what was sampled) and `kl`. Their weight is the number of masked tokens.
+  The lower and upper epsilon are separate, as in DAPO (arXiv 2503.14476); `kl_weight` times the low-variance KL to a
+  reference (k3) is added. Returns sums over the masked tokens: of the loss, of `ratio_gap` (absolute difference of the
+  log-probabilities), `clipped`, `surprise` (-log p of the sampled token) and `kl`; the weight is the number of tokens.
   """
   total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
   log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)

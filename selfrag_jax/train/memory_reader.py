@@ -1,6 +1,6 @@
-"""Reading with a memory, as pure functions: remember a context, ask, retrieve, and predict with what was found.
+"""A reader with a memory, as pure functions: remember a context, embed queries, retrieve, predict with found chunks.
 
-The training phases take gradients through it; the position-recall experiment compares what can be seen (`Visibility`).
+The training phases take gradients through it; the position-recall experiment compares the kinds of `Visibility`.
 """
 
 from typing import Literal, NamedTuple
@@ -23,13 +23,14 @@ from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.typing import Array, ArrayLike, Params
 
-# What a reader sees of a context of n chunks: those that it retrieves; the same after the needed ones were deleted; the
-# last k; the first and last k / 2; the needed ones; k others; nothing; everything.
+# The chunks of a context that a reader sees. memory: the chunks that it retrieves; deleted: the same, after the needed
+# chunks were deleted; tail: the last k; head_tail: the first and the last k / 2; oracle: the needed chunks; random: k
+# chunks that are not needed; none: no chunk; full: all n.
 Visibility = Literal["memory", "deleted", "tail", "head_tail", "oracle", "random", "none", "full"]
 
 
 class Retrieved(NamedTuple):
-  """What was found: slots [E q, k]; the embeddings of the queries of s searches [E q, s, D], of all chunks [E n, D]."""
+  """The result of s searches: slots [E q, k], the queries' embeddings [E q, s, D] and those of all chunks [E n, D]."""
 
   slots: Array
   queries: Array
@@ -37,7 +38,7 @@ class Retrieved(NamedTuple):
 
 
 def gold_slots(batch: ContextBatch) -> Array:
-  """Return where the needed chunks stand in the memory of the batch, [E q, g]."""
+  """Return the slots of the needed chunks in the memory of the batch, [E q, g]."""
   contexts, n = batch.chunks.shape[:2]
   first = jnp.arange(contexts, dtype=jnp.int32)[:, None, None] * n
   return (batch.gold + first).reshape(-1, batch.gold.shape[2])
@@ -53,7 +54,7 @@ def visible_slots(
 ) -> np.ndarray:
   """Return the slots [E q, k] that a reader without retrieval sees (`full`: [E q, n]); -1 where there is none.
 
-  `random` and `oracle` need the values of the batch, the others its shape only, so that they can be traced.
+  `random` and `oracle` read the values of the batch; the others need only its shape, so they can be traced.
   """
   (contexts, n), rows = batch.chunks.shape[:2], batch.inputs.shape[0] * batch.inputs.shape[1]
   first = (np.arange(rows, dtype=np.int32) * contexts // rows * n)[:, None]
@@ -77,7 +78,7 @@ def visible_slots(
 
 
 class MemoryReader(NamedTuple):
-  """A model with memory as the phases see it: static, but for the parameters."""
+  """A model with memory. All fields are static; the methods take the parameters."""
 
   model: ModelConfig
   config: SelfRAGConfig
@@ -85,9 +86,9 @@ class MemoryReader(NamedTuple):
   mesh: Mesh | None = None
 
   def remember(self, params: Params, batch: ContextBatch, embedded: Array | None = None) -> tuple[MemoryState, Array]:
-    """Write all chunks into a memory, each context its group; return it and the embeddings [E n, D], with gradient.
+    """Write all chunks into a memory, one group per context; return it and the embeddings [E n, D], with gradient.
 
-    `embedded`: these embeddings, where they are known.
+    `embedded`: the embeddings of the chunks, if they are known already.
     """
     contexts, n, width = batch.chunks.shape
     tokens, lengths = batch.chunks.reshape(-1, width), batch.chunk_lengths.reshape(-1)
@@ -99,7 +100,7 @@ class MemoryReader(NamedTuple):
     return write(empty, fixed, mask=lengths > 0, group_ids=groups, tokens=tokens, lengths=lengths), embedded
 
   def ask(self, params: Params, batch: ContextBatch, slots: ArrayLike | None = None) -> Array:
-    """Embed what is asked with, [E q, D]; the chunks at `slots` [E q, h] stand before it."""
+    """Embed the query part of each input, [E q, D], with the chunks at `slots` [E q, h] in front of it."""
     tokens, lengths = batch.inputs.reshape(-1, batch.inputs.shape[2]), batch.query_lengths.reshape(-1)
     if slots is not None:
       tokens, lengths, _ = augment(tokens, lengths, _chunks_at(batch, slots), self.ids, self.config.order)
@@ -111,10 +112,11 @@ class MemoryReader(NamedTuple):
   def retrieve(
     self, params: Params, batch: ContextBatch, forgotten: ArrayLike | None = None, embedded: Array | None = None
   ) -> Retrieved:
-    """Search for the chunks that are most similar to what is asked with, each input within its own context.
+    """Search the context of each input for the chunks that are most similar to the input's query.
 
-    Each further search asks with the best new chunk of each one before in front (arXiv 2009.12756), and adds what they
-    have not found. Chunks that are `forgotten` bool [E n] are deleted before. `embedded` as of `remember`.
+    Each further search puts the best new chunk of every earlier search in front of the query (arXiv 2009.12756), and
+    adds chunks that were not found before. The chunks where `forgotten` bool [E n] are deleted before the searches.
+    `embedded` is as in `remember`.
     """
     memory, chunks = self.remember(params, batch, embedded)
     if forgotten is not None:
@@ -140,9 +142,10 @@ class MemoryReader(NamedTuple):
     return Retrieved(slots, jnp.stack(queries, axis=1), chunks)
 
   def read(self, params: Params, batch: ContextBatch, slots: ArrayLike) -> tuple[Array, Array, Array]:
-    """Predict the inputs with the chunks at `slots` before them, where they use a memory.
+    """Predict the inputs, with the chunks at `slots` in front of those that use a memory.
 
-    Returns log-probabilities, hits and which tokens count, [E q, T - 1]; column t is about token t + 1 of the input.
+    Returns log-probabilities, hits and a mask of the tokens that count, [E q, T - 1]; column t is about token t + 1 of
+    the input.
     """
     found = _chunks_at(batch, jnp.where(batch.use_memory.reshape(-1, 1), slots, -1))
     inputs, lengths = batch.inputs.reshape(-1, batch.inputs.shape[2]), batch.lengths.reshape(-1)
@@ -154,7 +157,7 @@ class MemoryReader(NamedTuple):
 
 
 def _chunks_at(batch: ContextBatch, slots_RxK: ArrayLike) -> RetrievedDocuments:
-  """Return the chunks at slots of the memory of a batch; nothing where a slot is -1."""
+  """Return the chunks in slots of a batch's memory; a slot of -1 gives an empty chunk."""
   slots = jnp.asarray(slots_RxK)
   at = jnp.maximum(slots, 0)
   lengths = jnp.where(slots >= 0, batch.chunk_lengths.reshape(-1)[at], 0)
@@ -162,6 +165,6 @@ def _chunks_at(batch: ContextBatch, slots_RxK: ArrayLike) -> RetrievedDocuments:
 
 
 def _without(slots_RxK: Array, known_RxH: Array) -> Array:
-  """Return the slots of each row that are not among the known ones, in their order, and -1 behind."""
+  """Return the slots of each row that are not known, in their order, followed by -1."""
   is_known = (slots_RxK[:, :, None] == known_RxH[:, None, :]).any(axis=2)
   return jnp.take_along_axis(jnp.where(is_known, -1, slots_RxK), kept_first(~is_known, jnp), axis=1)

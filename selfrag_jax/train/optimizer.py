@@ -1,4 +1,4 @@
-"""Optimizers and schedules from a config: AdamW or Muon, clipping, accumulation, decay where it belongs."""
+"""Optimizers and schedules from a config: AdamW or Muon, clipping, weight decay of matrices."""
 
 import dataclasses
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from selfrag_jax.checked import Checked, Decay, Natural, Share, Weight
 
-# Norm scales, biases and the SSM's A_log, D and dt_bias are no matrices: decay would pull them to a meaningless zero.
+# Norm scales, biases and the SSM's A_log, D and dt_bias are not matrices: decay would pull them to a meaningless zero.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "embed", "unembed", "kernel", "embedding")
 
 
@@ -24,16 +24,16 @@ MUON_AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Checked):
-  """How parameters move. `learning_rate` is the peak, reached after `warmup_steps`; `clip_norm` 0 does not clip."""
+  """The optimizer. `learning_rate` is the peak, reached after `warmup_steps`; `clip_norm` 0 does not clip."""
 
   name: Literal["adamw", "muon"] = "adamw"
   learning_rate: Weight = 3e-4
   schedule: Literal["constant", "cosine", "linear"] = "constant"
   warmup_steps: Natural = 0
-  final_fraction: Share = 0.0  # of the peak, where the last step ends
+  final_fraction: Share = 0.0  # of the peak, at the end of the schedule
   b1: Decay = 0.9
   b2: Decay = 0.95
-  weight_decay: Weight = 0.0  # of matrices; Muon spares embeddings
+  weight_decay: Weight = 0.0  # of matrices; with Muon, not of embeddings
   clip_norm: Weight = 1.0
 
 
@@ -49,7 +49,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     main = optax.constant_schedule(peak)
   if not warmup:
     return main
-  # the first step already moves: (step + 1) / warmup
+  # the first step has a learning rate above 0: peak * (step + 1) / warmup
   return optax.join_schedules([optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), main], [warmup])
 
 
@@ -58,12 +58,12 @@ def _leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def decay_mask(params: Any) -> Any:
-  """Return which leaves weight decay applies to."""
+  """Return a tree of bools: whether weight decay applies to a leaf."""
   return jax.tree_util.tree_map_with_path(lambda path, _: _leaf_name(path) in MATRICES, params)
 
 
 def muon_dimensions(params: Any) -> Any:
-  """Return the matrix axes of each leaf for Muon, None for those that AdamW keeps (embeddings, norms, vectors)."""
+  """Return the matrix axes of each leaf for Muon, None for leaves that AdamW updates (embeddings, norms, vectors)."""
 
   def dimensions(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
     axes = MUON_AXES.get(_leaf_name(path))
@@ -86,7 +86,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
       weight_decay=config.weight_decay,
       adam_b1=config.b1,
       adam_b2=config.b2,
-      # steps of the size that AdamW makes, so that one learning rate serves both kinds of leaves
+      # updates as large as AdamW's, so that one learning rate serves both kinds of leaves
       consistent_rms=0.2,
       muon_weight_dimension_numbers=muon_dimensions,
     )

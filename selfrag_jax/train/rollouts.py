@@ -1,4 +1,4 @@
-"""Rollouts of a search task with their scores: what reinforcement learning trains on and evaluation reports."""
+"""Rollouts of a search task with their scores, for reinforcement learning and for evaluation."""
 
 import dataclasses
 from functools import partial
@@ -42,7 +42,7 @@ EMBED_BATCH = 256  # keys embedded at once
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
-  """How documents are remembered and found inside a rollout."""
+  """The memory inside a rollout: how documents are embedded, stored and searched."""
 
   d_embed: int = 128  # of the token bag; a language model embeds in its own width
   encoder: Literal["token_bag", "lm"] = "token_bag"
@@ -55,7 +55,7 @@ class MemoryConfig:
 
 
 class Scores(NamedTuple):
-  """One number a rollout, float32 [B]: answer, documents and behaviour."""
+  """Scores of each rollout, float32 [B]: of its answer, its documents and its behaviour."""
 
   exact_match: np.ndarray
   f1: np.ndarray
@@ -71,7 +71,7 @@ class Scores(NamedTuple):
 
 
 class Episodes(NamedTuple):
-  """Rollouts of a batch of questions, `repeats` neighbouring rows each: on device, on the host, and taken apart."""
+  """Rollouts of a batch of questions, `repeats` neighbouring rows each: on device, on the host, and as transcripts."""
 
   rollout: Rollout
   host: Rollout
@@ -83,7 +83,7 @@ class Episodes(NamedTuple):
 class RolloutRunner:
   """Runs a policy over the questions of a task; holds the encoder and the memory of a shared corpus.
 
-  The encoder is a bag of tokens, or the language model `encoder_params`, which stays as it is while the policy learns.
+  The encoder is a bag of tokens, or the language model with `encoder_params`, which stay fixed while the policy learns.
 
   Compiles once for each (number of rows, rollout bounds, retriever).
   """
@@ -103,7 +103,7 @@ class RolloutRunner:
     self._run = jax.jit(self._run_traced, static_argnames=("config", "kind", "repeats"))
 
   def memory(self, corpus: Corpus) -> MemoryState:
-    """Return the memory of a corpus; that of the same object is built once."""
+    """Return the memory of a corpus; it is kept until another corpus object comes."""
     if self._shared is not None and self._shared[0] is corpus:
       return self._shared[1]
     if not self.encoder.constants:
@@ -132,7 +132,7 @@ class RolloutRunner:
   def run_on_host(
     self, params: Params, batch: SearchBatch, config: RolloutConfig, key: PRNGKey, retrieve: HostRetrieve
   ) -> Episodes:
-    """Roll every question out once around a Python retriever; the same hops, one program a turn."""
+    """Roll every question out once with a Python retriever: the same hops, one compiled program per turn."""
     policy = Policy(self.model, self._unstack(params), config, self.control)
     prompts, lengths = map(jnp.asarray, (batch.prompts, batch.lengths))
     done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key)
@@ -142,7 +142,7 @@ class RolloutRunner:
   def lower(
     self, params: Params, batch: SearchBatch, config: RolloutConfig, *, repeats: int, kind: RetrieverKind
   ) -> jax.stages.Lowered:
-    """Lower the rollout of such a batch for the devices of the mesh, which need not be there."""
+    """Lower the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
     encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), whole)
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
@@ -152,7 +152,7 @@ class RolloutRunner:
     return self._run.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def score(self, episodes: Episodes) -> Scores:
-    """Hold the answers and the slots that were found against those of the questions."""
+    """Score the answers and the found slots against the right answers and the gold slots of the questions."""
     transcripts, slots, batch = episodes.transcripts, episodes.host.slots, episodes.batch
     row = np.arange(len(transcripts)) // episodes.repeats
     gold = batch.gold[row]  # [B, G]
@@ -181,12 +181,12 @@ class RolloutRunner:
     return TokenBagEncoder(self.memory_config.d_embed, self.model.padded_vocab, tokenizer.encode, special)
 
   def _fit_encoder(self) -> None:
-    # always to the same documents: what happened to be searched first must not change how a resumed run searches
+    # always to the same documents: the encoder of a resumed run must not depend on the corpus that comes first
     corpus = self.task.batch("train", [0]).corpus
     self.encoder.fit_tokens([key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)])
 
   def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
-    """Fill the corpus up to whole shards of the mesh; return it and which of its rows are real."""
+    """Pad the corpus to a multiple of the mesh's shards; return it and a mask of its real rows, bool [C]."""
     n = len(corpus.keys)
     padding = -n % batch_shards(self.mesh)
     padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
@@ -194,7 +194,7 @@ class RolloutRunner:
 
   def _build_memory(self, encoder_params: Any, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
     corpus, real = inputs
-    # in parts: what a key looks like on its way through the encoder is a thousand times its embedding
+    # in batches: the encoder's activations for a key are a thousand times as large as its embedding
     one = lambda key: self.encoder.apply(encoder_params, key[0][None], key[1][None])[0]
     keys = jnp.asarray(corpus.keys), jnp.asarray(corpus.key_lengths)
     embedded = jax.lax.map(one, keys, batch_size=EMBED_BATCH)
@@ -234,7 +234,7 @@ def evaluate(
   rollout_config: RolloutConfig,
   kind: RetrieverKind | HostRetrieve = "memory",
 ) -> Scores:
-  """Decode the first `n` questions of a split greedily and score them; the last batch is filled up and cut again."""
+  """Decode the first `n` questions of a split greedily and score them; the last batch is padded, then cut."""
   size = runner.task.size(split)
   n = n if size is None else min(n, size)
   greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))

@@ -1,4 +1,4 @@
-"""What training carries from step to step, and how it is made on a mesh."""
+"""The training state on a mesh, and the compiled update that advances it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ Init = Callable[[PRNGKey], Params]  # draws the parameters of a model, with the 
 
 @struct.dataclass
 class TrainState:
-  """Step (the position in the data), parameters, optimizer state, and the key that steps fold their number into."""
+  """Step (the position in the data), parameters, optimizer state, and random key; a step folds its number into it."""
 
   step: Array
   params: Params
@@ -38,7 +38,7 @@ def abstract_state(init: Init, optimizer: optax.GradientTransformation, mesh: Me
 
 
 def state_shardings(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-  """Return where each leaf of the state lies on `mesh`."""
+  """Return the sharding of each leaf of the state on `mesh`."""
   return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(init, optimizer, mesh))
 
 
@@ -50,7 +50,7 @@ def init_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, 
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh) -> Any:
-  """Return where each parameter lies on `mesh`."""
+  """Return the sharding of each parameter on `mesh`."""
   return shardings_of(jax.eval_shape(lambda: init_params(config, jax.random.key(0))), mesh)
 
 
@@ -78,7 +78,7 @@ class LossSums(NamedTuple):
   """A loss before its division: sums over the tokens of a batch, so that micro-batches add up to the whole batch."""
 
   loss: Array
-  weight: Array  # what everything is divided by, once
+  weight: Array  # the divisor of the loss, its gradient and the metrics
   metrics: dict[str, Array]
 
 
@@ -91,8 +91,8 @@ def make_update(
   """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
 
   `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the batch is split along its first axis and the
-  sums of the micro-batches are added before the one division. `shardings` are those that the state has and keeps: the
-  compiler alone might choose others, which the next step would have to be compiled for.
+  sums of the micro-batches are added before the one division. `shardings` are those of the state before and after: the
+  compiler alone might choose others, and the next step would have to be compiled for them.
   """
 
   def sums_and_grads(params: Params, batch: Any, *constants: Any) -> tuple[LossSums, Params]:

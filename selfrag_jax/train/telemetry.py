@@ -1,4 +1,4 @@
-"""What a run tells while it trains: `metrics.jsonl`, TensorBoard scalars and a line on the terminal."""
+"""The telemetry of a run: `metrics.jsonl`, TensorBoard scalars and a line on the terminal."""
 
 import collections
 import contextlib
@@ -18,16 +18,15 @@ from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.storage.json_lines import read_lines
 
 LONGEST = 1e12  # seconds; a longer time is a mistake
-_FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file: it is written anew in object storage
+_FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file, each of which rewrites it whole in object storage
 _WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
 
 
 class Telemetry:
   """Write each step's metrics to `<workdir>/metrics.jsonl`, TensorBoard and the terminal; process 0 only.
 
-  On resume, the rows that this phase wrote beyond `start_step`, and lines that are no rows, are dropped first: the
-  file equals that of an uninterrupted run, apart from `seconds` (of all processes of the run so far) and
-  `tokens_per_second`.
+  On resume, the phase's rows beyond `start_step` and damaged lines are dropped first: the file equals that of an
+  uninterrupted run, apart from `seconds` (training time of all processes of the run so far) and `tokens_per_second`.
 
   Args:
     workdir: the run's folder; event files go to `tensorboard/<phase>`.
@@ -67,8 +66,8 @@ class Telemetry:
   def log(self, step: int, metrics: Mapping[str, float]) -> None:
     """Write one row. `metrics["tokens"]`, if given, counts the tokens since the previous call and yields tokens/s.
 
-    NaN and infinity become null in the file, as JSON has no word for them; the terminal line keeps the word. Raises
-    OSError, with the folder, where a file cannot be written.
+    NaN and infinity become null in the file, as JSON cannot express them; the terminal line shows them. Raises OSError,
+    with the folder, if a file cannot be written.
     """
     if not self._writes:
       return
@@ -115,15 +114,15 @@ class Telemetry:
     return self
 
   def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-    # what could not be written once cannot be flushed either: the first error has the reason
+    # after a failed write the flush fails too, and the first error has the reason
     with contextlib.suppress(*(OSError,) if kind else ()):
       self.close()
 
 
 class _Events:
-  """Scalars for TensorBoard, written by the thread that calls.
+  """A writer of scalars for TensorBoard that works in the caller's thread.
 
-  `SummaryWriter` has one of its own, which a full disk ends; whoever logs then waits for it forever.
+  `SummaryWriter` has a thread of its own, which a full disk ends; the caller then waits for it forever.
   """
 
   def __init__(self, folder: epath.Path, start_step: int):
@@ -133,7 +132,7 @@ class _Events:
     folder.mkdir(parents=True, exist_ok=True)
     # without the suffix, a restart within one second would overwrite the killed run's file
     self._writer, self._flushed = EventsWriter(str(folder / "events"), f".{start_step}"), -math.inf
-    # TensorBoard forgets what a killed run logged from this step on
+    # TensorBoard drops the scalars that a killed run logged from this step on
     start = SessionLog(status=SessionLog.START)
     self._writer.write_event(Event(wall_time=time.time(), step=start_step and start_step + 1, session_log=start))
 
@@ -152,18 +151,18 @@ class _Events:
 
 
 def seconds_spent(workdir: epath.PathLike) -> float:
-  """Return how long the run of this folder has trained so far, over all its processes; 0 for a new one."""
+  """Return the seconds that the run of this folder has trained so far, over all its processes; 0 for a new run."""
   return max((row.get("seconds") or 0.0 for row in read_rows(workdir)), default=0.0)
 
 
 def read_rows(workdir: epath.PathLike) -> Iterator[dict[str, Any]]:
-  """Yield the rows of `metrics.jsonl`, without what is no row, such as a line that a kill has torn."""
+  """Yield the rows of `metrics.jsonl`; skip damaged lines, such as one that a kill cut short."""
   for row, _ in _rows(epath.Path(workdir) / "metrics.jsonl", []):
     yield row
 
 
 def _rows(path: epath.Path, odd: list[ValueError]) -> Iterator[tuple[dict[str, Any], str]]:
-  """Yield each row with its line; `odd` gets what is wrong with lines that are none."""
+  """Yield each row with its line; append to `odd` an error for each line that is not a row."""
   for number, line in read_lines(path, odd.append) if path.exists() else ():
     try:
       yield _parse_row(line), line + "\n"
@@ -172,7 +171,7 @@ def _rows(path: epath.Path, odd: list[ValueError]) -> Iterator[tuple[dict[str, A
 
 
 def _parse_row(line: str) -> dict[str, Any]:
-  """Return a row of `Telemetry.log`. Raises ValueError for anything else."""
+  """Parse a row that `Telemetry.log` wrote. Raises ValueError for any other line."""
   try:
     row = json.loads(line, parse_constant=lambda word: math.nan)
   except RecursionError:
@@ -188,7 +187,7 @@ def _parse_row(line: str) -> dict[str, Any]:
 
 
 def _drop_rows_after(path: epath.Path, phase: str, step: int) -> None:
-  """Rewrite `path` without this phase's rows beyond `step` and without what is no row."""
+  """Rewrite `path` without this phase's rows beyond `step` and without damaged lines."""
   odd: list[ValueError] = []
   kept = [line for row, line in _rows(path, odd) if row["phase"] != phase or (step > 0 and row["step"] <= step)]
   if odd:

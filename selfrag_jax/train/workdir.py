@@ -1,4 +1,4 @@
-"""A run's folder: of one experiment, and one run at a time."""
+"""The folder of a run, which belongs to one experiment and serves one run at a time."""
 
 import contextlib
 import json
@@ -11,12 +11,12 @@ from etils import epath
 from selfrag_jax.storage.atomic import is_local, write_json
 from selfrag_jax.storage.lock import lock_folder
 
-RUN = "run.json"  # which experiment a folder is of
-SHARED = {"position_recall": "self_rag"}  # the first goes on where the phases of the second have come to
+RUN = "run.json"  # names the experiment of a folder
+SHARED = {"position_recall": "self_rag"}  # the first continues from the phases of the second, in the same folder
 
 
 def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
-  """Tell before any work that a run cannot write into a folder, which need not be there yet. Changes nothing.
+  """Check before any work that a run can write into a folder, which need not exist yet. Changes nothing.
 
   Raises NotADirectoryError, PermissionError, and ValueError for a folder of another experiment.
   """
@@ -39,8 +39,8 @@ def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
 def open_workdir(path: epath.PathLike, experiment: str = "") -> Iterator[epath.Path]:
   """Create the folder and let process 0 hold its lock, so that two runs never write into one workdir.
 
-  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and what
-  `check_workdir` raises.
+  Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and like
+  `check_workdir`.
   """
   check_workdir(path, experiment)
   workdir = epath.Path(path)
@@ -56,7 +56,7 @@ def open_workdir(path: epath.PathLike, experiment: str = "") -> Iterator[epath.P
 
 
 def _experiment_of(workdir: epath.Path) -> str | None:
-  """Return the experiment that a folder says it is of, or its checkpoints do; None where nothing says it."""
+  """Return the experiment that the `run.json` of a folder names, or else its checkpoints; None if neither does."""
   for path in (workdir / RUN, *workdir.glob("checkpoints/*/*/metadata.json")):
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # damaged, or not ours
       found = json.loads(path.read_bytes())

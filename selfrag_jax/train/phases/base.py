@@ -1,4 +1,4 @@
-"""The phase that others are made from: the parameters of one model under one optimizer, and the compiled update."""
+"""The base class of the phases: the parameters of one model, one optimizer, and the compiled update."""
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from selfrag_jax.typing import Params
 
 
 class PhaseConfig(Protocol):
-  """What the settings of every phase have."""
+  """The settings that every phase has."""
 
   @property
   def steps(self) -> int: ...
@@ -44,7 +44,7 @@ def check_split(rows: int, accumulate: int, name: str) -> None:
 class GradientPhase(abc.ABC):
   """A phase whose step follows the gradient of `_loss`.
 
-  `params` start it, None takes those that `init(key)` draws; `evaluate(params)` scores some.
+  Training starts from `params`, or if None from those that `init(key)` draws; `evaluate(params)` scores parameters.
   """
 
   best_metric: str | None = None
@@ -67,7 +67,7 @@ class GradientPhase(abc.ABC):
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
 
   def abstract_state(self) -> TrainState:
-    """Describe the state, with the shardings of the mesh: what a checkpoint is restored into."""
+    """Return the state as ShapeDtypeStructs with the shardings of the mesh, to restore a checkpoint into."""
     return abstract_state(self._init, self._optimizer, self._mesh)
 
   def initial_state(self) -> TrainState:
@@ -77,11 +77,11 @@ class GradientPhase(abc.ABC):
     return state_from_params(self._params, self._optimizer, self._mesh, self._init, self._seed)
 
   def batches(self, start: int) -> Iterator[Any]:
-    """Yield the batches from step `start` on, made ahead."""
+    """Yield the batches from step `start` on, made in advance by a background thread."""
     return batches(self.batch, start, self.total_steps)
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
-    """Update the state by a batch that lies on the host."""
+    """Update the state with a batch of host arrays."""
     state, metrics = self._update(state, self._on_mesh(batch))
     return state, metrics | {"tokens": self._count_tokens(batch)}
 
@@ -90,7 +90,7 @@ class GradientPhase(abc.ABC):
     return self._evaluate(state.params)
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the programs of a step for the devices of the mesh, which need not be there."""
+    """Lower the programs of a step for the devices of the mesh, which need not exist."""
     return {"update": self._lower_update(self.batch(0))}
 
   @abc.abstractmethod

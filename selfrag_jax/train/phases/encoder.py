@@ -1,8 +1,8 @@
-"""Contrastive training of a text encoder: a query is nearer to its document than to all others of the batch.
+"""Contrastive training of a text encoder: a query becomes nearer to its document than to all others of the batch.
 
-Negatives are the documents of the other queries, on whatever device, and the hard ones that BM25 found (DPR, arXiv
-2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient, so that the batch is not
-bounded by memory and its gradient is exact: gradient caching (arXiv 2101.06983) by rematerialisation.
+Negatives are the documents of the other queries, across all devices, and hard negatives that BM25 found (DPR, arXiv
+2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient: memory does not bound
+the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983) by rematerialisation.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ class EncoderPhaseConfig(Checked):
 
   steps: Count = 150
   batch_size: Count = 32  # queries
-  hard_negatives: Natural = 1  # documents of BM25 that come with each query
-  query_tokens: Annotated[int, Range(3, 2**20)] = 32  # two of them begin and end a text
+  hard_negatives: Natural = 1  # documents found by BM25, per query
+  query_tokens: Annotated[int, Range(3, 2**20)] = 32  # with the two tokens that begin and end a text
   document_tokens: Annotated[int, Range(3, 2**20)] = 192
   temperature: Positive = 0.05
-  chunk: Natural = 0  # rows that are embedded at once, for batches that memory does not hold; 0: all
+  chunk: Natural = 0  # rows embedded at once, for batches that exceed the memory; 0: all
   optimizer: OptimizerConfig = OptimizerConfig()
 
   @property
@@ -50,7 +50,7 @@ class EncoderPhaseConfig(Checked):
 
 
 class EncoderPhase(GradientPhase):
-  """The phase. It starts from the encoder's parameters; `evaluate_params` scores some."""
+  """The phase. It starts from the encoder's parameters; `evaluate_params(params)` scores parameters."""
 
   best_metric = "ndcg@10"
 
@@ -71,7 +71,7 @@ class EncoderPhase(GradientPhase):
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
-    """Return tokens and lengths of queries [B, …] and of documents [B, 1 + n, …], and which are relevant to which."""
+    """Return tokens and lengths of queries [B, …] and of documents [B, 1 + n, …], and all relevant pairs (`known`)."""
     n = self._config.batch_size
     found = self.task.examples(range(step * n, (step + 1) * n))
     asked, asked_lengths = padded([self._queries[i] for i in found.queries], self._config.query_tokens)
@@ -111,5 +111,5 @@ class EncoderPhase(GradientPhase):
 
 
 def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pad rows of token ids with 0; of longer ones the last token stays last, for it closes them."""
+  """Pad rows of token ids with 0; a longer row is cut but keeps its last token, which closes the text."""
   return pad_rows([row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in rows], longest)

@@ -1,6 +1,6 @@
-"""Training with memory: write the chunks of a batch, retrieve for each input, read what was found, contrast.
+"""Training with memory: write the chunks of a batch, retrieve for each input, read the found chunks, contrast.
 
-Everything is one compiled step over a `MemoryState` that is empty when it begins. Phase 2 (`memory`) and phase 3
+A step is one compiled program over a `MemoryState` that starts empty. Phase 2 (`memory`) and phase 3
 (`position_recall`) are this phase over different data.
 """
 
@@ -27,11 +27,11 @@ from selfrag_jax.typing import Array, Params
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPhaseConfig(Checked):
-  """Training with memory: contexts that are remembered, and inputs that need them."""
+  """Training with memory: contexts are remembered, and inputs need them."""
 
   steps: Count = 300
   batch_size: Count = 8  # contexts, each with its own memory
-  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
+  needed_loss: Weight = 0.0  # highest validation loss with which the next phase may begin; 0: any
   accumulate: Count = 1
   temperature: Positive = 0.05  # of the contrastive loss
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -42,8 +42,10 @@ class MemoryPhaseConfig(Checked):
 
 
 class MemoryPhase(GradientPhase):
-  """The phase. `contexts(step)` gives its data, a function of the seed and the step; `evaluate_reader(params)` scores
-  it; `params` start it, None draws fresh ones."""
+  """The phase. It starts from `params`, or from fresh ones if None; `evaluate_reader(params)` scores parameters.
+
+  `contexts(step)` returns the data of a step, a function of the seed and the step.
+  """
 
   def __init__(
     self,
@@ -64,7 +66,7 @@ class MemoryPhase(GradientPhase):
     self._contexts, self._reader, self._config = contexts, reader, config
 
   def batch(self, step: int) -> ContextBatch:
-    """Return the contexts of a step; some of their inputs see no memory."""
+    """Return the contexts of a step; a random share of the inputs, `memory_dropout`, sees no memory."""
     batch = self._contexts(step)
     rng = np.random.default_rng([self._seed, step])
     return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
@@ -76,7 +78,7 @@ class MemoryPhase(GradientPhase):
     reader, gold = self._reader, gold_slots(batch)
     retrieved = reader.retrieve(params, batch)
     log_probs, hits, counted = reader.read(params, batch, retrieved.slots)
-    per_row = counted.sum(axis=1)  # what is counted once a question weighs as much as its tokens: micro-batches add up
+    per_row = counted.sum(axis=1)  # weighs the values per question by its tokens, so that micro-batches add up
     total = lambda x: jnp.sum(jnp.where(counted, x, 0))
     language = -total(log_probs)
     losses, first = self._contrast(retrieved, gold)
@@ -91,9 +93,9 @@ class MemoryPhase(GradientPhase):
     return LossSums(language + reader.config.contrastive_weight * contrastive, jnp.sum(counted), metrics)
 
   def _contrast(self, retrieved: Retrieved, gold: Array) -> tuple[Array, Array]:
-    """Contrast each query with all chunks of the batch, on whatever device; return losses and hits [E q].
+    """Contrast each query with all chunks of the batch, across all devices; return losses and hits [E q].
 
-    Search i is to find needed chunk i, the last of them where there are fewer. A hit is one of the first search.
+    The target of search i is needed chunk i, or the last needed chunk if there are fewer. Hits are of the first search.
     """
     queries, chunks = retrieved.queries, retrieved.chunks
     if self._reader.config.metric == "cosine":

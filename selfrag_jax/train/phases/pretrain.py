@@ -1,4 +1,4 @@
-"""Language modelling on packed rows: every token is predicted from those before it in its document."""
+"""Language modelling on packed rows: every token is predicted from the tokens before it in its document."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ class PretrainConfig(Checked):
 
   steps: Count = 300
   batch_size: Count = 64
-  valid_rows: Count = 256  # that an evaluation reads, rounded up to whole batches
-  needed_loss: Weight = 0.0  # on validation, for the phase after this one; 0: whatever it is
+  valid_rows: Count = 256  # rows of an evaluation, rounded up to whole batches
+  needed_loss: Weight = 0.0  # highest validation loss with which the next phase may begin; 0: any
   accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -39,7 +39,7 @@ class PretrainConfig(Checked):
 
 
 class Pretrain(GradientPhase):
-  """The phase. `rows(split, indices)` gives its data; `params` start it, None draws fresh ones."""
+  """The phase. `rows(split, indices)` returns its data; it starts from `params`, or from fresh ones if None."""
 
   def __init__(
     self,

@@ -40,11 +40,11 @@ class RLConfig(Checked):
   advantage: Advantage = "mean"
   clip_low: Share = 0.2
   clip_high: Weight = 0.28
-  kl_weight: Weight = 0.0  # towards the policy that reinforcement started from
+  kl_weight: Weight = 0.0  # of the KL to the policy that the phase started from
   accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
   reward: RewardConfig = RewardConfig()
-  # causal controls: what the reward is computed from
+  # causal controls: the reward is drawn at random, or computed from the answers of another question
   control: Literal["none", "random_reward", "permuted"] = "none"
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -54,7 +54,7 @@ class RLConfig(Checked):
 
 
 class Experience(NamedTuple):
-  """Rollouts as the update reads them: `advantages` float32 [B], `kept` bool [B], the other arrays as of `Rollout`."""
+  """Rollouts as the update reads them: `advantages` float32 [B], `kept` bool [B], the other arrays as in `Rollout`."""
 
   advantages: Array
   kept: Array
@@ -101,12 +101,12 @@ class Refrag(GradientPhase):
     self._reference = (params,) if config.kl_weight else ()
 
   def batch(self, step: int) -> SearchBatch:
-    """Return the questions of a step, with the documents that they are asked over."""
+    """Return the questions of a step, with the documents to search."""
     n = self._config.questions_per_step
     return self._runner.task.batch("train", np.arange(step * n, (step + 1) * n))
 
   def step(self, state: TrainState, batch: SearchBatch) -> tuple[TrainState, Mapping[str, Any]]:
-    """Roll out, reward, and update the state by what was rolled out."""
+    """Roll the questions out, reward the rollouts, and update the state with them."""
     config = self._config
     key, repeats = jax.random.fold_in(state.key, state.step), config.rollouts_per_question
     episodes = self._runner.run(state.params, batch, self._rollout, key, repeats=repeats, kind=config.retriever)
@@ -119,7 +119,7 @@ class Refrag(GradientPhase):
     return state, {**metrics, **means, "tokens": self._count_tokens(episodes.host)}
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not be there."""
+    """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not exist."""
     config, state = self._config, self.abstract_state()
     rollout = self._runner.lower(
       state.params, self.batch(0), self._rollout, repeats=config.rollouts_per_question, kind=config.retriever

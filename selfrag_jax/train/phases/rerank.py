@@ -1,6 +1,6 @@
-"""Training of a cross-encoder: of the documents that BM25 finds for a query, the relevant one scores highest.
+"""Training of a cross-encoder: of the documents that BM25 finds for a query, the relevant one is to score highest.
 
-The loss is the cross-entropy of the relevant one among its candidates (LCE, arXiv 2101.08751).
+The loss is the cross-entropy of the relevant document among the candidates (LCE, arXiv 2101.08751).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class RerankPhaseConfig(Checked):
   steps: Count = 300
   batch_size: Count = 8  # queries
   negatives: Count = 5  # candidates beside the relevant one
-  depth: Count = 50  # of BM25's ranking: where candidates come from, and what is put in order
+  depth: Count = 50  # of BM25's ranking: candidates come from it in training, all of it is reranked in evaluation
   tokens: Annotated[int, Range(16, 2**20)] = 224  # of query and document together
   accumulate: Count = 1
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -38,12 +38,12 @@ class RerankPhaseConfig(Checked):
   def __post_init__(self):
     super().__post_init__()
     if self.depth < self.negatives:
-      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from there")
+      raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from that depth")
     check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class RerankPhase(GradientPhase):
-  """The phase. It starts from the cross-encoder's parameters; `evaluate_params` scores some."""
+  """The phase. It starts from the cross-encoder's parameters; `evaluate_params(params)` scores parameters."""
 
   best_metric = "ndcg@10"
 
@@ -64,7 +64,7 @@ class RerankPhase(GradientPhase):
     self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
-    """Return tokens int32 [B, 1 + n, T] and lengths [B, 1 + n] of pairs, the relevant one first."""
+    """Return tokens int32 [B, 1 + n, T] and lengths [B, 1 + n] of pairs, that of the relevant document first."""
     n = self._config.batch_size
     found = self.task.examples(range(step * n, (step + 1) * n))
     texts = [self._documents[i] for i in found.documents.reshape(-1)]

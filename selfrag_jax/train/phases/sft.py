@@ -1,6 +1,6 @@
-"""Supervised fine-tuning of a searching policy on rendered demonstrations: loss on what the assistant writes.
+"""Supervised fine-tuning of a searching policy on rendered demonstrations, with the loss on the assistant's tokens.
 
-Demonstrations are packed: a row holds as many as fit, in the order of the data, and none sees another.
+Demonstrations are packed: a row holds as many as fit, in the order of the data, each as a segment of its own.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ class SFTConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class OptionalSFTConfig(SFTConfig):
-  """Supervised fine-tuning that a run may do without: 0 steps leave it out."""
+  """Supervised fine-tuning that is optional: 0 steps skip it."""
 
   steps: Natural = 0
 
 
 class SFT(GradientPhase):
-  """The phase. `evaluate_policy(params)` scores rollouts; `params` start it, None draws fresh ones."""
+  """The phase. It starts from `params`, or from fresh ones if None; `evaluate_policy(params)` scores rollouts."""
 
   def __init__(
     self,
@@ -71,8 +71,8 @@ class SFT(GradientPhase):
     )
     self._model = model
     self._task, self._config, self._max_hops = task, config, max_hops
-    self._size = task.size("sft")  # of an epoch; None: no question comes twice
-    self._rows: list[tuple[list[int], int]] = []  # those of epochs, with the index behind each
+    self._size = task.size("sft")  # questions of an epoch; None: no question comes twice
+    self._rows: list[tuple[list[int], int]] = []  # each row's demonstrations, and the index after the last of them
     self._rendered = lru_cache(4 * config.batch_size)(self._render)
     if self._size is not None:
       self._check_lengths(self._size)
@@ -93,15 +93,15 @@ class SFT(GradientPhase):
     return {"tokens": tokens, "mask": mask, "segment_ids": segment_ids}
 
   def row(self, row: int) -> list[int]:
-    """Return the demonstrations that a row of the whole training holds: a function of the seed and the row."""
-    if self._size is None:  # rows begin so far apart that no two can meet
+    """Return the demonstrations of a row, counted over the whole training: a function of the seed and the row."""
+    if self._size is None:  # rows begin so far apart that they cannot overlap
       return self._packed(row * self._config.max_tokens)[0]
-    while len(self._rows) <= row:  # every epoch is shown whole: a row begins where the one before it ended
+    while len(self._rows) <= row:  # every epoch is shown in full: a row begins where the previous one ended
       self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
     return self._rows[row][0]
 
   def _packed(self, index: int) -> tuple[list[int], int]:
-    """Return the demonstrations from `index` on that fit into a row, and the index behind them (next-fit packing)."""
+    """Return the demonstrations from `index` on that fit into a row, and the index after them (next-fit packing)."""
     width = room = self._config.max_tokens
     chosen = []
     while (length := len(self._rendered(index)[0])) <= room or length > width:
