@@ -209,7 +209,7 @@ def test_phases_read_text_files(tmp_path, capsys):
     ({"data": {"name": "web"}}, r"config\.data\.name is 'web'; one of facts, text"),
     ({"self_rag": {"chunk_size": 2}}, "chunks have up to 4 tokens, self_rag.chunk_size is 2"),
     ({"evaluation": {"questions": (1,)}}, "must be as many numbers as n_facts"),
-    ({"evaluation": {"full_questions": (9, 2)}}, r"full_questions \(9, 2\) are some of questions \(4, 3\), not more"),
+    ({"evaluation": {"full_questions": (9, 2)}}, r"full_questions \(9, 2\) must not be more than questions \(4, 3\)"),
     ({"full_context": {"models": {"odd": {"n_heads": 3}}}}, "n_heads 3 is not divisible by"),
   ],
 )
