@@ -1,4 +1,4 @@
-"""The position-recall experiment end to end, tiny: what is trained, what is reported, and what is refused."""
+"""The position-recall experiment end to end, tiny: its training, its report, and the configs that it refuses."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Optimizing a prompt from the command line: it learns, goes on where it was stopped, and says what it did."""
+"""Prompt optimization from the command line: it learns, resumes after a stop, and reports its steps."""
 
 import itertools
 import json

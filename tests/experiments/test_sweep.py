@@ -1,4 +1,4 @@
-"""The sweep: runs that are done are read, the others are made, and seeds are summarised."""
+"""The sweep: finished runs are read, missing runs are made, and seeds are summarised."""
 
 import csv
 import json
