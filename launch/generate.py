@@ -23,7 +23,7 @@ REMEMBER = flags.DEFINE_multi_string("remember", [], "A text, or a folder of tex
 EXPLAIN = flags.DEFINE_bool("explain", False, "Print the chunks retrieved for each answer.")
 OUTPUT = flags.DEFINE_string("output", None, "Write answers and retrieved chunks to a .jsonl or a .html file.")
 TOP_K = flags.DEFINE_integer("top_k", None, "Chunks to retrieve (default: as the model was trained).", lower_bound=1)
-MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest answer.", lower_bound=1)
+MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest answer, in tokens.", lower_bound=1)
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0: the likeliest token.", lower_bound=0.0, upper_bound=1e6)
 TOP_P = flags.DEFINE_float("top_p", 1.0, "Draw from the fewest likeliest tokens whose probability reaches it.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=-(2**62), upper_bound=2**62)
