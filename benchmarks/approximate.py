@@ -3,9 +3,9 @@
   python benchmarks/approximate.py --data=FOLDER --encoder=MINILM_FOLDER [--cache=vectors.npy]
 
 Cuts the .txt, .json and .jsonl files below the folder into sentences and embeds them with all-MiniLM-L6-v2 (mean
-pooling, transformers on torch). A hundredth of them asks, the others are the memory. Prints recall@10 of the
-approximate search against the exact one, and queries a second one at a time, in turns. Embedding 80,000 sentences takes
-minutes; `--cache` keeps them.
+pooling, transformers on torch). A hundredth of the sentences are queries, the others are the memory. Prints recall@10
+of the approximate search against the exact one, and the queries per second of both, which search in turns, one query at
+a time. Embedding 80,000 sentences takes minutes; `--cache` keeps the vectors.
 """
 
 import json

@@ -2,9 +2,9 @@
 
   python benchmarks/bm25.py [--passages=60000] [--queries=2000] [--turns=7]
 
-Passages are made of words whose frequencies fall like those of a language, 40 to 160 of them, queries of 5 to 12. Both
-answer them one at a time, from text to ids and scores, in one process, in turns. Prints the median time of a query in
-the fastest turn of each, and ours as a ratio. Exit code 1 if scores differ.
+Passages have 40 to 160 words, queries 5 to 12; the frequencies of words fall like those of a language. Both libraries
+answer queries one at a time, from text to ids and scores, in one process, in turns. Prints the median time of a query
+in the fastest turn of each, and ours as a ratio. Exit code 1 if scores differ.
 """
 
 import logging
@@ -35,7 +35,7 @@ def texts(n: int, shortest: int, longest: int, seed: int) -> list[str]:
 
 
 def main(_: list[str]) -> None:
-  """Index with both, compare, and time in turns."""
+  """Index with both libraries, compare their scores, and time them in turns."""
   import bm25s
   from Stemmer import Stemmer
 

@@ -2,10 +2,10 @@
 
   python benchmarks/encoder.py --data=FOLDER [--timed=800] [--turns=3]
 
-FOLDER holds folders in the layout of BEIR; `--sets` names them. Each peer has a process of its own, with the threads
-that it takes by itself, and they take turns. First both embed all passages and queries: prints the largest difference
-of a number, and nDCG@10 of both. Then they embed the same passages, a sample over all sets, in turns: prints passages a
-second of the fastest turn, and ours as a ratio. Exit code 1 if vectors differ by more than 1e-4.
+FOLDER holds folders in the layout of BEIR; `--sets` names them. Each library has a process of its own, with its default
+threads, and they take turns. First both embed all passages and queries: prints the largest difference of a number, and
+nDCG@10 of both. Then both embed the same passages, a sample over all sets, in turns: prints the passages per second of
+the fastest turn, and ours as a ratio. Exit code 1 if vectors differ by more than 1e-4.
 sentence-transformers comes with `pip install -e '.[peers]'`.
 """
 
@@ -25,13 +25,13 @@ DATA = flags.DEFINE_string("data", None, "Folder of the sets.", required=True)
 SETS = flags.DEFINE_list("sets", ["multihop_hotpotqa", "multihop_musique", "ir_squad_dev_half"], "Folders in it.")
 TIMED = flags.DEFINE_integer("timed", 800, "Passages of a timed turn.")
 TURNS = flags.DEFINE_integer("turns", 3, "Timed turns of each.")
-PAUSE = 0.5  # seconds between turns, until idle threads of the one before have stopped to spin
+PAUSE = 0.5  # seconds between turns, until the idle threads of the turn before have stopped spinning
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
 def ours() -> Embed:
-  """Embed in JAX, on the devices that there are."""
+  """Embed in JAX, on the devices of this machine."""
   from selfrag_jax.encoders.load import load_encoder
   from selfrag_jax.mesh import configure_xla
 
@@ -56,7 +56,7 @@ PEERS = {"selfrag_jax": ours, "sentence-transformers": theirs}
 
 
 def work(name: str, pipe: Connection) -> None:
-  """Embed texts that come through the pipe, and say how long it took."""
+  """Embed the texts that come through the pipe, and send back the vectors and the time."""
   embed = PEERS[name]()
   while (texts := pipe.recv()) is not None:
     start = time.perf_counter()
@@ -101,7 +101,7 @@ def main(_: list[str]) -> None:
           f"{scores[1]:.4f} there", flush=True)  # fmt: skip
   sample = [passages[i] for i in np.random.default_rng(0).permutation(len(passages))[: TIMED.value]]
   for name in PEERS:
-    ask(name, sample)  # compiles what is new
+    ask(name, sample)  # compiles the programs for new shapes
   times: dict[str, list[float]] = {name: [] for name in PEERS}
   for _ in range(TURNS.value):
     for name in PEERS:

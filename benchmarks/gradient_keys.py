@@ -1,21 +1,21 @@
-"""By which key and which encoder are past critiques found? precision@8 on labelled sets of short texts.
+"""The keys and encoders of the search for past critiques, compared by precision@8 on labelled sets of short texts.
 
   python benchmarks/gradient_keys.py --data=FOLDER
 
-FOLDER holds `ir_squad_dev_half` (SQuAD's questions, labelled by article, with what the critic of the router says of
-them), `multihop_hotpotqa` (by type), `textgrad_bbh` (date_understanding by the day that is asked for, object_counting
-by what is counted) and `textgrad_gsm8k`, which has no labels of its own and is one of three beside the two tasks of
-BIG-Bench-Hard. The Latent Rulebook needs no file. A quarter of the cases of a set ask, the others are the records; a
-record is right if it has the label of the case.
+FOLDER holds `ir_squad_dev_half` (SQuAD's questions, labelled by article, with the critiques of the router's critic),
+`multihop_hotpotqa` (by type), `textgrad_bbh` (date_understanding by the day that is asked for, object_counting by the
+things that are counted) and `textgrad_gsm8k`, which has no labels of its own: it is one label in a set of three tasks,
+with the two of BIG-Bench-Hard. The Latent Rulebook needs no file. A quarter of the cases of a set are queries, the
+others are the records; a record is right if it has the label of the query.
 
-The sets are halved, by their labels where they have more than three, else by their cases. The default encoder is the
-narrowest hashed one whose mean over the sets is within 0.02 of the best hashed one on the first half, and the second
-half confirms it; the kinds of hashing themselves had been drawn up after a look at questions of both halves. A set
-counts once: as the mean over its keys, the sample, the critique and both, where it has
-critiques. Encoders: hashed words as `HashingEncoder(width, copies, pair_weight)`, also with the inverse document
-frequency of each number, which a store could count; exact TF-IDF vectors (scikit-learn, where it is installed) of
-words, and of words and pairs; BM25 over stems. Prints a line for each, and for the default what each key finds. Takes
-six minutes on two busy cores.
+Each set is halved, by its labels if it has more than three, else by its cases. The default encoder is the narrowest
+hashed encoder whose mean over the sets is within 0.02 of the best hashed encoder's on the first half, and the second
+half confirms it; the kinds of hashing themselves were designed after a look at questions of both halves. A set counts
+once: as the mean over its keys (the sample, the critique and both, where it has critiques). Encoders: hashed words as
+`HashingEncoder(width, copies, pair_weight)`, also with the inverse document frequency of each dimension, which a store
+could count; exact TF-IDF vectors (scikit-learn, where it is installed) of words, and of words and pairs; BM25 over
+stems. Prints a line for each encoder, and the precision of each key with the default one. Takes six minutes on two busy
+cores.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ from selfrag_jax.textgrad.gradient_store import FEW, GradientStore
 
 DATA = flags.DEFINE_string("data", None, "Folder with the sets.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
-K, MOST = 8, 800  # records that are found; cases of a half
+K, MOST = 8, 800  # retrieved records; most cases of a half
 KEYS = {"sample": 1.0, "critique": 0.0, "both": 0.5}  # weight of the sample
 WIDTHS = (256, 1024, 4096, 16_384)
 KINDS = {"4 copies, pairs": (4, 1.0), "2 copies, half pairs": (2, 0.5), "2 copies, no pairs": (2, 0.0)}
@@ -47,18 +47,20 @@ HALVES = ("chosen", "confirmed")
 
 
 class Labelled(NamedTuple):
-  """A case, what was said of it, if anything, and its label."""
+  """A case, its critique (empty if it has none) and its label."""
 
   sample: str
   critique: str
   label: str
 
 
-Similarity = Callable[[Sequence[Labelled], Sequence[Labelled], float], np.ndarray]  # cases, records, weight of samples
+Similarity = Callable[
+  [Sequence[Labelled], Sequence[Labelled], float], np.ndarray
+]  # of cases, records, weight of the samples
 
 
 class WithIDF(GradientStore):
-  """A store that weighs what few of its records have more (Sparck Jones 1972); even where there are few records."""
+  """A store that weighs dimensions by their rarity among its records (Sparck Jones 1972), even with few records."""
 
   def _centred(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     kept = self._memory.embeddings
@@ -97,7 +99,7 @@ def read_sets(folder: Path) -> dict[str, list[Labelled]]:
 
 
 def halves(cases: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
-  """Split a set, by its labels where they are more than three; each half in an order drawn once."""
+  """Split a set into halves, by its labels if it has more than three; each half is in a fixed random order."""
   labels = sorted({case.label for case in cases})
   shuffled = [cases[i] for i in np.random.default_rng(0).permutation(len(cases))]
   if len(labels) <= 3:
@@ -107,7 +109,7 @@ def halves(cases: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
 
 
 def hashed(encoder: HashingEncoder, kind: type[GradientStore]) -> Similarity:
-  """Return what a store's search says of two texts."""
+  """Return the similarity of cases and records, [cases, records], by the search of a store."""
 
   def similarity(cases: Sequence[Labelled], records: Sequence[Labelled], weight: float) -> np.ndarray:
     store = kind(encoder=encoder, dedupe_threshold=None, sample_weight=weight)
@@ -122,7 +124,7 @@ def hashed(encoder: HashingEncoder, kind: type[GradientStore]) -> Similarity:
 
 
 def weighed(one: Callable[[Sequence[str], Sequence[str]], np.ndarray]) -> Similarity:
-  """Return what a function of two lists of texts says of both texts of a case."""
+  """Return the weighted sum of `one`, a similarity of two lists of texts, over the samples and the critiques."""
 
   def similarity(cases: Sequence[Labelled], records: Sequence[Labelled], weight: float) -> np.ndarray:
     found = np.zeros((len(cases), len(records)))
@@ -136,7 +138,7 @@ def weighed(one: Callable[[Sequence[str], Sequence[str]], np.ndarray]) -> Simila
 
 
 def tfidf(words: int) -> Similarity:
-  """Return the cosine of exact TF-IDF vectors, of up to as many words each."""
+  """Return the cosine of exact TF-IDF vectors of n-grams of words."""
   from sklearn.feature_extraction.text import TfidfVectorizer
 
   def one(asked: Sequence[str], kept: Sequence[str]) -> np.ndarray:
@@ -148,7 +150,7 @@ def tfidf(words: int) -> Similarity:
 
 
 def bm25(asked: Sequence[str], kept: Sequence[str]) -> np.ndarray:
-  """Return the scores of BM25, the best of each query at 1."""
+  """Return the scores of BM25, scaled so that the best score of each query is 1."""
   from selfrag_jax.retrieval.bm25 import BM25Retriever
   from selfrag_jax.retrieval.document import Document
 
@@ -162,7 +164,7 @@ def bm25(asked: Sequence[str], kept: Sequence[str]) -> np.ndarray:
 
 
 def precision(similarity: Similarity, cases: Sequence[Labelled]) -> dict[str, float]:
-  """Return precision@8 by key."""
+  """Return precision@8 for each key."""
   n = len(cases) // 4
   asked, records = cases[:n], cases[n:]
   right = np.array([[case.label == record.label for record in records] for case in asked])
@@ -200,7 +202,7 @@ def main(_: list[str]) -> None:
 
 
 def show_keys(report: Mapping[str, Any]) -> None:
-  """Print which encoder the rule chooses, and what each key finds with it, on both halves."""
+  """Print the encoder that the rule chooses, and the precision of each key with it, on both halves."""
   hashing = {name: row["means"]["chosen"] for name, row in report.items() if name[0].isdigit()}
   enough = [name for name, mean in hashing.items() if mean >= max(hashing.values()) - 0.02]
   chosen = min(enough, key=lambda name: (int(name.partition(",")[0]), -hashing[name]))

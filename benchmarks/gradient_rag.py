@@ -1,34 +1,34 @@
-"""Gradient-RAG beside other ways to remember critiques: what is each worth at one budget of tokens?
+"""Gradient-RAG beside other ways to remember critiques, at the same budget of tokens.
 
   python benchmarks/gradient_rag.py [--data=FOLDER] [--seeds=20] [--jobs=2] [--scenarios=return,steady,noise=0,router]
   python benchmarks/gradient_rag.py --endpoint=http://localhost:11434/v1 --model=qwen3 --seeds=3 \\
     --files=object_counting.json,date_understanding.json --steps=20
 
-Arms: `none` (the critiques of this step), `keep_best` (these alone too, but a new prompt is kept only if it answers as
-many of 40 validation cases, which no other arm is given: what that costs is among its calls and tokens), `accumulate`
-(all critiques, until the context is full: its run ends there), `window` (the last), `random` (random ones of all),
-`retrieval`, by the default key, the sample and the critique, `retrieval_sample` and `retrieval_critique`, by one of
-them, `oracle` (the last of the same topic) and `other_topics` (the most similar of other topics). Those that show the
-past do so within the same number of tokens. Where the package textgrad is installed (pip install textgrad==0.1.8), it
-runs as it is, as `textgrad`, which forgets the critiques of the step before, and as `textgrad_all`, which keeps them.
+Arms show the optimizer different critiques: `none` (those of this step alone), `keep_best` (the same, but a new prompt
+is kept only if it answers as many of 40 validation cases right, which no other arm has; their cost is part of its calls
+and tokens), `accumulate` (all critiques, until the context is full and the run ends), `window` (the last critiques),
+`random` (random past critiques), `retrieval` (by the default key, sample and critique together), `retrieval_sample` and
+`retrieval_critique` (by one of the two alone), `oracle` (the last critiques of the same topic) and `other_topics` (the
+most similar critiques of other topics). All arms that show past critiques have the same number of tokens for them.
+Where the package textgrad is installed (pip install textgrad==0.1.8), it runs unchanged as `textgrad`, which forgets
+the critiques of earlier steps, and as `textgrad_all`, which keeps them.
 
-Scenarios, on the Latent Rulebook with scripted models: `steady` (60 topics, room for 24 rules, a critic that is wrong
-in 40 %; the second half of 120 steps counts), `capacity=N:noise=P` (the same with other room, or another critic),
-`weak` (noise=0.7), `noise=0` (a critic that never errs, room for 24), `null` (one that never errs, and room for all:
-memory cannot help and must not hurt), `return` (12 topics, then 48 others, then the 12 again: the first steps of the
-return), and `long` (1,200 samples against engines of 4,096 tokens; the last quarter counts). On real questions, with
---data (SQuAD's, in the layout of BEIR), `router` and `router:capacity=N`: selfrag_jax/tasks/router.py, whose docstring
-says what would make a gain there an artefact, and which arms show it. For `router` it was fixed before it was run that
-retrieval is worth something only if the lower bound of its difference to `random` is above 0; whether that holds is
-printed. With --endpoint, the one scenario is `endpoint`: the same arms with a real model as model, critic and
-optimizer, on files of BIG-Bench-Hard, each a topic: the cases of --steps steps are of the first file, then of each
-other one, then of the first again; the last steps count. Prompts are scored on cases that none of these steps shows,
-and that is booked apart.
+Scenarios on the Latent Rulebook with scripted models: `steady` (60 topics, room for 24 rules, 40 % wrong critiques; the
+second half of 120 steps counts), `capacity=N:noise=P` (`steady` with another room or share of wrong critiques), `weak`
+(noise=0.7), `noise=0` (no wrong critiques, room for 24), `null` (no wrong critiques and room for all rules: memory
+cannot help and must not hurt), `return` (12 topics, then 48 others, then the 12 again; the first steps of the return
+count), and `long` (1,200 samples against engines of 4,096 tokens; the last quarter counts). On real questions, with
+--data (SQuAD's, in the layout of BEIR): `router` and `router:capacity=N`; the docstring of selfrag_jax/tasks/router.py
+says what would make a gain there an artefact, and which arms show it. For `router`, the criterion was fixed before the
+first run: retrieval helps only if the lower bound of its difference to `random` is above 0. The result is printed.
+With --endpoint, the one scenario is `endpoint`: the same arms with a real model as model, critic and optimizer, on
+files of BIG-Bench-Hard, each file a topic: --steps steps on the first file, then on each other one, then on the first
+again; the last --steps steps count. Prompts are scored on cases that no step shows, outside the account.
 
 Prints the mean score over the seeds, each arm's paired difference to retrieval and to random with its bootstrap
-interval, by how much prompt tokens, and calls, exceed those of `none` (an arm that leaves fewer wrong answers to
-criticise saves some), the tokens of the largest prompt, and the milliseconds that remembering takes a step. Writes the
-figures as JSON with --output, after each scenario. Everything was chosen on the seeds 0 to 4.
+interval, the prompt tokens and calls beyond those of `none` (an arm that leaves fewer wrong answers to criticise saves
+some), the tokens of the largest prompt, and the milliseconds per step that the memory takes. Writes the figures as JSON
+with --output, after each scenario. All choices were made on the seeds 0 to 4.
 """
 
 import concurrent.futures
@@ -86,26 +86,26 @@ OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 WEIGHTS = {"retrieval": None, "retrieval_critique": 0.0, "retrieval_sample": 1.0}  # of the sample; None: the default
 ARMS = ("none", "keep_best", "accumulate", "window", "random", *WEIGHTS, "oracle", "other_topics")
 PEER = ("textgrad", "textgrad_all")
-PAST = 400  # tokens of the past in a prompt
+PAST = 400  # tokens of past critiques in a prompt
 
 
 @contextlib.contextmanager
 def logs_of_peer() -> Iterator[None]:
-  """Let textgrad, which makes a folder when it is imported, make it where it goes again; or where its user wants it."""
+  """Let textgrad, which makes a folder for logs at its import, make a temporary one, unless the user has set one."""
   with tempfile.TemporaryDirectory() as folder:
     os.environ.setdefault("TEXTGRAD_LOG_DIR", folder)
     yield
 
 
 def peer() -> Any:
-  """Return the package textgrad and what makes one of its engines of ours."""
-  os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+  """Return the package textgrad, and the class that wraps our engine as one of its engines."""
+  os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM asks the network for prices
   import textgrad
   from textgrad.autograd import StringBasedFunction
   from textgrad.engine import EngineLM
 
   textgrad.StringBasedFunction = StringBasedFunction
-  logging.getLogger("textgrad").propagate = False  # it has its own file
+  logging.getLogger("textgrad").propagate = False  # textgrad writes its own file
 
   class Engine(EngineLM):
     def __init__(self, engine: tg.EngineLM):
@@ -120,7 +120,7 @@ def peer() -> Any:
 
 
 def options_of(arm: str, world: World, prompt: tg.Variable, seed: int) -> dict[str, Any]:
-  """Return the optimizer's arguments for a way to remember; none for those that show all critiques."""
+  """Return the optimizer's arguments for an arm; there are none for the arms that show all critiques."""
   if arm in ("accumulate", *PEER):
     return {}
   if arm == "keep_best":
@@ -143,14 +143,14 @@ def options_of(arm: str, world: World, prompt: tg.Variable, seed: int) -> dict[s
 
 
 def mean_right(world: World, prompt: str, cases: Sequence[Case]) -> float:
-  """Return how many of the cases the model answers right, booked as any of its calls."""
+  """Return the share of the cases that the model answers right; its calls are booked like all others."""
   return float(np.mean([world.is_right(world.model(case.text, system_prompt=prompt), case) for case in cases]))
 
 
 def run(job: tuple[str, str, int]) -> dict[str, Any]:
-  """Optimize one prompt from nothing; return its score, tokens, time, and the step that did not fit the context."""
+  """Optimize one prompt from scratch; return its score, tokens, time, and the step that did not fit the context."""
   name, arm, seed = job
-  for library in ("httpx", "openai"):  # they report every call
+  for library in ("httpx", "openai"):  # these libraries log every call
     logging.getLogger(library).setLevel(logging.WARNING)
   world = make_world(name, seed)
   rng = np.random.default_rng([seed, 2])
@@ -211,7 +211,7 @@ def main(_: list[str]) -> None:
   if not DATA.value and not FLAGS["scenarios"].present:
     scenarios = [name for name in scenarios if not name.startswith("router")]
   for name in scenarios:
-    try:  # what cannot be run is refused before anything is
+    try:  # a wrong scenario is an error before any run starts
       make_world(name, FIRST.value)
     except (ValueError, OSError) as error:
       raise app.UsageError(str(error)) from None
@@ -231,7 +231,7 @@ def main(_: list[str]) -> None:
 
 
 def compare(of: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-  """Return for each arm the mean score, retrieval's paired difference to it, added tokens and time."""
+  """Return for each arm the mean score, its paired differences to retrieval and random, added tokens and time."""
   report = {}
   retrieval = np.array([run["score"] for run in of["retrieval"]])
   plain, calls = (np.array([run[name] for run in of["none"]]) for name in ("tokens", "calls"))
@@ -259,7 +259,7 @@ def compare(of: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
 
 
 def gate(rows: dict[str, dict[str, Any]]) -> str:
-  """Say whether retrieval on the second task is worth more than random replay, as was asked before it was run."""
+  """Say whether retrieval beats random replay on the second task, by the criterion fixed before the first run."""
   if "random" not in rows:
     return "no arm `random`: whether retrieval is worth more than random replay is not known"
   low, high = rows["random"]["interval"]

@@ -1,14 +1,14 @@
-"""Are the critiques of the same task found again among 10,000 of real cases, and what does remembering take a step?
+"""Retrieval of the critiques of one task among 10,000 critiques of real cases, and the time per step that it takes.
 
   python benchmarks/gradient_recall.py --data=FOLDER [--encoder=all-MiniLM-L6-v2]
 
 FOLDER holds `textgrad_bbh/object_counting.json` and `date_understanding.json` of BIG-Bench-Hard, and lines of GSM8K
-in `textgrad_gsm8k/`. 9,200 critiques are of GSM8K, 400 each of the two tasks of BIG-Bench-Hard; their texts are drawn
-from the same twelve remarks, so that only the cases tell the tasks apart. 50 other cases of each task ask for 8. Prints
-precision@8 by task, for the encoder and for the hashed words that are the default. Then, for a store on the disk with
-the defaults (hashed words, near duplicates counted): the milliseconds that a step of the optimizer takes to embed,
-search, merge and store three critiques, in the median of 200 steps, and the memory that the store takes, which
---records=100000 measures at its default size.
+in `textgrad_gsm8k/`. 9,200 critiques are of GSM8K, 400 of either task of BIG-Bench-Hard; all texts are drawn from the
+same twelve remarks, so that only the cases tell the tasks apart. 50 other cases of each task are queries for 8 records.
+Prints precision@8 by task, for the encoder and for hashed words, which are the default. Then it measures a store on the
+disk with the defaults (hashed words, near duplicates counted): the milliseconds that a step of the optimizer takes to
+embed, search, merge and store three critiques, as the median of 200 steps, and the store's memory, which
+--records=100000 measures at the default size.
 """
 
 import json
@@ -49,7 +49,7 @@ REMARKS = (
 
 
 def read(folder: Path) -> dict[str, list[str]]:
-  """Return the cases of each task, in an order drawn once."""
+  """Return the cases of each task, in a fixed random order."""
   tasks = {
     name: [
       example["input"] for example in json.loads((folder / "textgrad_bbh" / f"{name}.json").read_text())["examples"]
@@ -62,7 +62,7 @@ def read(folder: Path) -> dict[str, list[str]]:
 
 
 class Once(Encoder):
-  """An encoder that embeds each text once."""
+  """An encoder that caches the vector of each text."""
 
   def __init__(self, encoder: Encoder, name: str):
     self._encoder, self.name, self._known = encoder, name, {}
@@ -100,18 +100,18 @@ def filled(folder: str, cases: list[str]) -> tuple[tg.GradientStore, float]:
   store = tg.GradientStore(folder)
   for start in range(0, RECORDS.value, 500):
     places = range(start, min(start + 500, RECORDS.value))
-    # a number keeps near duplicates apart: the store is to be as large as was asked for
+    # a number in each text prevents near duplicates, so that the store has as many records as --records says
     store.add([tg.Critique(ROLE, f"{REMARKS[i % len(REMARKS)]} {i}", f"{i} {cases[i % len(cases)]}") for i in places])
   return store, resident() - before
 
 
 def resident() -> float:
-  """Return the MB of memory that this process has."""
+  """Return the MB of memory that this process uses."""
   return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def milliseconds(store: tg.GradientStore, cases: list[str]) -> np.ndarray:
-  """Return what remembering takes in each of 200 steps of three critiques."""
+  """Return the milliseconds that the memory takes in each of 200 steps of three critiques."""
   prompt = tg.Variable("Answer.", role_description=ROLE)
   reply = "<IMPROVED_VARIABLE>Answer.</IMPROVED_VARIABLE>"
   engine = tg.CallableEngine(lambda content, system: reply)
@@ -130,7 +130,7 @@ def milliseconds(store: tg.GradientStore, cases: list[str]) -> np.ndarray:
 
 
 def main(_: list[str]) -> None:
-  """Measure both."""
+  """Measure the store's time and memory, then the precision of both encoders."""
   tasks = read(Path(DATA.value))
   with tempfile.TemporaryDirectory() as folder:
     store, megabytes = filled(folder, tasks["gsm8k"])

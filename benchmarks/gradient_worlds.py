@@ -1,4 +1,4 @@
-"""What the benchmark gradient_rag.py runs: scenarios, and the stores that it compares with `GradientStore`'s search."""
+"""The scenarios of the benchmark gradient_rag.py, and the stores that it compares with `GradientStore`'s search."""
 
 import abc
 import functools
@@ -23,16 +23,16 @@ FILES = flags.DEFINE_list("files", [], "Files of BIG-Bench-Hard, for --endpoint.
 STEPS = flags.DEFINE_integer("steps", 20, "Steps on each file, for --endpoint.")
 CASES = flags.DEFINE_integer("test_cases", 40, "Cases that score each prompt, for --endpoint.")
 ANSWER = flags.DEFINE_integer("max_tokens", 1000, "Of each answer, for --endpoint.")
-CONTEXT, ANSWERED = 8192, 500  # tokens of the engines, and of an answer of a scripted one at most
-BATCH, TEST = 3, 40  # cases a step, cases that score each prompt
+CONTEXT, ANSWERED = 8192, 500  # tokens of an engine's context, and of the longest answer of a scripted engine
+BATCH, TEST = 3, 40  # cases per step, cases that score each prompt
 OLD, OTHERS, ALL = range(12), range(12, 60), range(60)
-SAMPLES, TRAINED = 250, 150  # of a file, and those of them that the steps show
+SAMPLES, TRAINED = 250, 150  # cases of a file, and the part that the steps show
 ROUTED = 120  # steps of the router
 NAMED = {"null": "capacity=60:noise=0", "weak": "noise=0.7", "steady": "capacity=24"}
 
 
 class World(abc.ABC):
-  """What the worlds have in common: which topics each step has, which steps count, and how cases are scored."""
+  """The base class of the scenarios: the topics of each step, the steps that count, and the scoring of cases."""
 
   role, initial = "", EMPTY
   topics: Sequence[Sequence[int]]
@@ -44,26 +44,26 @@ class World(abc.ABC):
 
   @abc.abstractmethod
   def topic_of(self, text: str) -> int:
-    """Return the topic of a case, which an oracle knows."""
+    """Return the topic of a case, which only the oracle arms use."""
 
   @abc.abstractmethod
   def draw(self, rng: np.random.Generator, topics: Sequence[int]) -> tuple[list[Case], list[Case]]:
-    """Draw the cases of a step, and those that score its prompt."""
+    """Draw the cases of a step, and the cases that score its prompt."""
 
   @abc.abstractmethod
   def score(self, prompt: str, cases: Sequence[Case]) -> float:
-    """Return how many of the cases a prompt answers right, booked nowhere."""
+    """Return the share of the cases that a prompt answers right, outside the account."""
 
   def is_right(self, answer: str, case: Case) -> bool:
     """Tell whether an answer is right."""
     return answer == case.action
 
   def verdict(self, case: Case, answer: str) -> str:
-    """Return what is said of a wrong answer."""
+    """Return the text that the critic gets about a wrong answer."""
     return f"{case.text}\nThe right answer is {case.action}, this was {answer!r}."
 
   def validation(self, rng: np.random.Generator) -> list[Case]:
-    """Draw cases from where those of the steps come, of all topics, which no prompt is scored on."""
+    """Draw validation cases of all topics from the source of the steps' cases; no prompt is scored on that source."""
     topics = sorted({topic for step in self.topics for topic in step})
     return [case for _ in range(0, TEST, BATCH) for case in self.draw(rng, topics)[0]][:TEST]
 
@@ -96,16 +96,16 @@ class RulebookWorld(World):
     return self._book.cases(rng, topics, BATCH), self._book.cases(rng, topics, TEST)
 
   def verdict(self, case: Case, answer: str) -> str:
-    return f"{case.text}: not right"  # the critic knows the rest, or errs
+    return f"{case.text}: not right"  # the scripted critic knows the right answer, or errs
 
 
 class RouterWorld(World):
-  """Questions about articles, each article a topic; the passages that score prompts are in no step."""
+  """Questions about articles, each article a topic; no step shows a passage that scores prompts."""
 
   role = ROUTER_ROLE
 
   def __init__(self, name: str, seed: int):
-    """Read the questions, and deal their passages by the seed."""
+    """Read the questions, and split their passages by the seed."""
     if not DATA.value:
       raise ValueError("the scenario `router` needs --data=FOLDER: questions about articles, in the layout of BEIR")
     questions, self._router = _questions(DATA.value), Router(_numbers(name.partition(":")[2]).get("capacity", 64))
@@ -127,7 +127,7 @@ class RouterWorld(World):
 
 
 class RealWorld(World):
-  """Files of BIG-Bench-Hard, each a topic, and a model behind an endpoint in all three parts."""
+  """Files of BIG-Bench-Hard, each a topic, and a model behind an endpoint in all three roles."""
 
   def __init__(self, name: str, seed: int):
     """Read the files."""
@@ -165,7 +165,7 @@ class RealWorld(World):
 
 
 def make_world(name: str, seed: int) -> World:
-  """Make what a scenario is about."""
+  """Make the world of a scenario."""
   if name == "endpoint":
     return RealWorld(name, seed)
   return RouterWorld(name, seed) if name.partition(":")[0] == "router" else RulebookWorld(name, seed)
@@ -195,7 +195,7 @@ def _numbers(settings: str) -> dict[str, Any]:
 
 
 def _one_by_one(rng: np.random.Generator, cases: Sequence[Sequence[Case]], topics: Sequence[int], n: int) -> list[Case]:
-  """Draw n cases, each of a topic that is drawn."""
+  """Draw n cases, each from a random topic."""
   drawn = [cases[int(topic)] for topic in rng.choice(np.asarray(topics), n)]
   return [of[int(rng.integers(len(of)))] for of in drawn]
 
@@ -206,7 +206,7 @@ def _questions(folder: str) -> list[Question]:
 
 
 class RandomReplay(GradientStore):
-  """Finds records at random."""
+  """A store that returns random records."""
 
   def __init__(self, seed: int):
     super().__init__(dedupe_threshold=None)
@@ -220,14 +220,14 @@ class RandomReplay(GradientStore):
 
 
 class KnowsTopics(GradientStore):
-  """A store that knows the topic of each record, and of each row that is asked for."""
+  """A store that knows the topic of each record and of each query."""
 
   def __init__(self, world: World):
     super().__init__(dedupe_threshold=None)
     self._world, self._ids, self.topics = world, {}, []
 
   def add(self, critiques: Sequence[tg.Critique], rows: np.ndarray | None = None) -> list[str]:
-    """Note the topics."""
+    """Add critiques and note their topics."""
     ids = super().add(critiques, rows)
     for id, critique in zip(ids, critiques, strict=True):
       self._ids.setdefault(self._world.topic_of(critique.sample), []).append(id)
@@ -235,7 +235,7 @@ class KnowsTopics(GradientStore):
 
 
 class Oracle(KnowsTopics):
-  """Finds the newest records of the cases' own topics."""
+  """A store that returns the newest records of the cases' own topics."""
 
   def search(self, rows: np.ndarray, k: int, **_: Any) -> list[list[PastCritique]]:
     """Return the last k records of the topic of each row."""
@@ -243,10 +243,10 @@ class Oracle(KnowsTopics):
 
 
 class OtherTopics(KnowsTopics):
-  """Finds the most similar records of other topics than the cases' own."""
+  """A store that returns the most similar records of other topics than the cases' own."""
 
   def search(self, rows: np.ndarray, k: int, **options: Any) -> list[list[PastCritique]]:
-    """Return the k most similar records of each row that are of another topic."""
+    """Return, for each row, the k most similar records of other topics."""
     found = super().search(rows, 4 * k, **options)
     own = [set(self._ids.get(topic, [])) for topic in self.topics]
     return [[c for c in past if c.id not in ids][:k] for past, ids in zip(found, own, strict=True)]

@@ -1,9 +1,10 @@
-"""The headlines as far as they have been run: medians and ranges of the reports in a folder; nothing is trained.
+"""The headline results from the reports in a folder: medians and ranges, without any training.
 
   python benchmarks/headlines.py [--workdir=benchmarks/results/headlines]
 
-The folder is the workdir of `launch/eval.py --config=configs/headlines.py`, or a copy of its reports. Prints the table
-and writes `sweep.json`, `sweep.csv` (every number), `sweep.png` and a figure of each group there, as that command does.
+The folder is the workdir of `launch/eval.py --config=configs/headlines.py`, finished or not, or a copy of its reports.
+Like that command, it prints the table and writes `sweep.json`, `sweep.csv` (every number), `sweep.png` and a figure of
+each group there.
 """
 
 import sys

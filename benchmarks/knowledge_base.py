@@ -1,9 +1,9 @@
-"""Build a knowledge base of 100,000 short documents, and build it again while it is killed at random moments.
+"""The build of a knowledge base of 100,000 short documents, undisturbed and killed at random moments.
 
   python benchmarks/knowledge_base.py [--documents=100000] [--kills=10] [--model=token-bag]
 
-Prints the time and the largest memory of the undisturbed build; then, for each kill, when it came and whether the build
-that was resumed published the same files, to the byte. Exit code 1 if one did not.
+Prints the time and the peak memory of the undisturbed build; then, for each kill, its time and whether the resumed
+build published the same files, to the byte. Exit code 1 if a build published other files.
 """
 
 import json
@@ -76,7 +76,7 @@ def main(_: list[str]) -> None:
         blocks = len(list((output / ".build").glob("*.npy"))) if (output / ".build").is_dir() else 0
         moment = f"{blocks} blocks kept"
       began = time.monotonic()
-      # one that had published before it was killed is a knowledge base already
+      # a build that was killed after it had published has left a knowledge base
       failed = not (output / "manifest.json").exists() and start(documents, output).wait()
       equal = not failed and published(output) == wanted
       same += equal

@@ -2,13 +2,13 @@
 
   python benchmarks/language_model.py [--turns=5]
 
-Both load the same random weights, from one file, in the shape of SmolLM2-135M; each has a process of its own, with the
-threads that it takes by itself, and they take turns. First both say the loss of one batch: they must agree to 1e-4.
-Then a training step (forward, backward, clipping, AdamW) of 4 rows of 256 tokens; a prefill of the same rows into a
-cache, with the logits of the last token; and greedy decoding of 32 tokens after prompts of 64, for one row and for 16.
-Prints the median of the turns, the ratio of the two (above 1: faster here) as the median over the turns, its lowest and
-its highest; and for one row also the bytes of weights that a token takes through the processor a second, beside the
-rate at which the same bytes are added up. Needs torch and transformers: `pip install -e '.[test]'`.
+Both load the same random weights from one file, in the shape of SmolLM2-135M. Each library has a process of its own,
+with its default threads, and they take turns. First both compute the loss of one batch, which must agree to 1e-4. Then
+they are timed on a training step (forward, backward, clipping, AdamW) of 4 rows of 256 tokens; a prefill of the same
+rows into a cache, with the logits of the last token; and greedy decoding of 32 tokens after prompts of 64, for one row
+and for 16. Prints the median time over the turns, and the ratio of the two times (above 1: faster here) with its
+median, lowest and highest turn. For one row, it also prints the bytes of weights that decoding reads per second, beside
+the rate at which the same bytes are summed. Needs torch and transformers: `pip install -e '.[test]'`.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of each.", lower_bound=1)
 ROWS, TIME, PROMPT, NEW = 4, 256, 64, 32
-PAUSE = 0.5  # seconds between turns, until idle threads of the one before have stopped to spin
+PAUSE = 0.5  # seconds between turns, until the idle threads of the turn before have stopped spinning
 # of SmolLM2-135M
 SHAPE = {
   "vocab_size": 49_152, "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -42,7 +42,7 @@ def tokens(rows: int, time: int) -> np.ndarray:
 
 
 def ours(folder: str) -> dict[str, Callable[[], float]]:
-  """Return what is timed, each a function that gives seconds, and `loss`."""
+  """Return the timed tasks by name, each a function that returns seconds, and `loss`."""
   from selfrag_jax.mesh import configure_xla
 
   configure_xla()
@@ -95,7 +95,7 @@ def ours(folder: str) -> dict[str, Callable[[], float]]:
 
   def decoding(n: int) -> float:
     prompts = jnp.asarray(tokens(n, PROMPT))
-    # the compiled loop holds the prompt too: what one token takes is taken off
+    # the compiled loop includes the prompt: subtract the time of a run that decodes one token
     return seconds(lambda: decode(flat, prompts, new=NEW + 1)) - seconds(lambda: decode(flat, prompts, new=1))
 
   weights = jax.tree.leaves(flat)
@@ -112,14 +112,14 @@ def ours(folder: str) -> dict[str, Callable[[], float]]:
 
 
 def theirs(folder: str) -> dict[str, Callable[[], float]]:
-  """Return the same of transformers' LlamaForCausalLM on torch."""
+  """Return the same tasks for transformers' LlamaForCausalLM on torch."""
   from functools import partial
 
   import torch
   from transformers import DynamicCache, LlamaForCausalLM
 
   model = LlamaForCausalLM.from_pretrained(folder)
-  # the trained weights move away from those that decode: greedy continuations of both are long the same
+  # training moves `model`; the copy decodes with the first weights, so that both libraries continue alike for long
   frozen = LlamaForCausalLM.from_pretrained(folder).eval()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.01)
   rows = torch.from_numpy(tokens(ROWS, TIME)).long()
@@ -172,14 +172,14 @@ PEERS = {"selfrag_jax": ours, "transformers": theirs}
 
 
 def work(name: str, folder: str, pipe: Connection) -> None:
-  """Answer what the pipe asks for."""
+  """Run the tasks that the pipe names and send back their results."""
   tasks = PEERS[name](folder)
   while (task := pipe.recv()) is not None:
     pipe.send(tasks[task]())
 
 
 def write_model(folder: str) -> None:
-  """Write random weights, in a process that ends with them."""
+  """Write random weights, in a process of its own, whose memory is free afterwards."""
   import torch
   from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -212,7 +212,7 @@ def main(_: list[str]) -> None:
     print(f"loss of one batch: {losses[0]:.6f} here, {losses[1]:.6f} there", flush=True)
     for task, amount in TASKS.items():
       for name in PEERS:
-        ask(name, task)  # compiles, and brings what it needs into the caches
+        ask(name, task)  # compiles, and warms the caches
       turns = [[ask(name, task) for name in PEERS] for _ in range(TURNS.value)]
       ratios = sorted(there / here for here, there in turns)
       here, there = (statistics.median(column) for column in zip(*turns, strict=True))

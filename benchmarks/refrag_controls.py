@@ -1,10 +1,10 @@
-"""Causal controls of REFRAG: what must not work does not, each held against chance.
+"""Causal controls of REFRAG: settings in which the policy must not beat chance.
 
   python benchmarks/refrag_controls.py --workdir=runs/refrag_hybrid [--config=configs/refrag.py]
 
-Starts from the `sft` and `rl` checkpoints of a finished `launch/train.py` run. Each line names whether the control
-trains (reinforcement starts again from `sft` with the control in place, and the result is evaluated with it) or only
-evaluates the final policy. A control holds if the upper end of the 95 % Wilson interval is at most chance + 0.03.
+Starts from the `sft` and `rl` checkpoints of a finished `launch/train.py` run. Each line says whether the control
+trains (reinforcement starts again from `sft` with the control in place, and the new policy is evaluated with it) or
+only evaluates the final policy. A control holds if the upper end of the 95 % Wilson interval is at most chance + 0.03.
 Writes `controls.json` into the workdir; exit code 1 if a control fails. Takes as long as five reinforcement phases.
 """
 

@@ -1,9 +1,9 @@
-"""Rollouts with the retrieval compiled in (device mode) against the same hops around a Python retriever (host mode).
+"""Rollouts with compiled retrieval (device mode) against the same hops around a Python retriever (host mode).
 
   python benchmarks/rollout_modes.py [--rows=256] [--repeats=5]
 
-Both decode the same questions greedily with the same random weights, in turn, in one process. Host mode searches the
-same memory exactly, in numpy. Prints the median time of each, their ratio, and whether tokens and masks agree.
+Both modes decode the same questions greedily with the same random weights, in turn, in one process. Host mode searches
+the same memory exactly, in numpy. Prints the median time of each, their ratio, and whether tokens and masks agree.
 """
 
 import statistics

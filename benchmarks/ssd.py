@@ -1,10 +1,10 @@
-"""Time per token of the chunked SSD as rows grow, beside causal attention of the same width.
+"""Time per token of the chunked SSD on rows of growing length, beside causal attention of the same width.
 
   python benchmarks/ssd.py [--lengths=512,1024,2048,4096,8192] [--repeats=5]
 
-Both take 8 heads of 64 and one row, forward and backward, compiled, one after the other in one process (in turn, the
-gigabytes that attention frees would slow the other down); medians. A recurrence costs the same for every token, so its
-column stays flat; attention's grows with the row.
+Both have 8 heads of width 64 and one row. Forward and backward passes are compiled and timed in one process, first all
+of one kernel, then all of the other (in turn, the gigabytes that attention frees would slow the SSD down); medians. A
+recurrence costs the same for every token, so its column stays flat; attention's column grows with the row.
 """
 
 import statistics

@@ -1,10 +1,10 @@
-"""How fast a `MemoryStore` in a folder takes chunks, and how often that compiles.
+"""The speed at which a `MemoryStore` in a folder takes chunks, and the number of programs that this compiles.
 
   python benchmarks/store.py [--chunks=10000] [--batch=64] [--width=384]
 
-Chunks come with their embeddings, in batches, with the log on; after every tenth batch a search brings the memory on
-the device up to date. Each backend starts from an empty folder. Prints chunks a second, with and without the searches,
-and how many programs XLA compiled after the first search.
+Chunks come with their embeddings, in batches, with the log on; after every tenth batch, a search updates the memory on
+the device. Each backend starts from an empty folder. Prints the chunks per second, with and without the searches, and
+the number of programs that XLA compiled after the first search.
 """
 
 import sys

@@ -1,9 +1,10 @@
-"""What textual gradients cost outside the engine, beside the package textgrad: python benchmarks/textgrad_overhead.py
+"""Overhead of textual gradients outside the engine, beside the package textgrad: python benchmarks/textgrad_overhead.py
 
-Needs pip install textgrad==0.1.8. One step is: a prompt answers a batch of cases, a loss judges each answer, the sum
-goes backward, the optimizer writes a new prompt. The engine answers at once, so that what is timed is what a library
-does around its calls. The two take turns, in one process; `log off` is the peer without the log of all prompts that it
-writes to disk. Then both are imported, each in a process of its own. Prints medians and their ratio, ours to theirs.
+Needs pip install textgrad==0.1.8. In one step, a prompt answers a batch of cases, a loss judges each answer, the sum
+goes backward, and the optimizer writes a new prompt. The engine answers at once, so that only the library's work around
+its calls is timed. The two libraries take turns in one process; `log off` is the peer without the log of all prompts
+that it writes to disk. Then both are imported, each in a process of its own. Prints medians and their ratio, ours to
+theirs.
 """
 
 import json
@@ -30,7 +31,7 @@ FEEDBACK = "The answer has no reason. Ask for one, and for the unit of each quan
 
 
 class Instant(tg.EngineLM):
-  """All three models; it counts no tokens, as the peer's engines do not."""
+  """The engine of all three roles. It counts no tokens, since the peer's engines count none."""
 
   def generate(self, content: Any, system_prompt: str | None = None, **_: Any) -> str:
     """Answer."""
@@ -52,20 +53,20 @@ def step(lib: Any, engine: Any, batch: int) -> float:
 
 
 def imported(module: str) -> float:
-  """Return the seconds of an import in a process of its own, without the start of Python."""
+  """Return the seconds that an import takes in a process of its own, without the start of Python."""
   code = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
   return float(done.stdout)
 
 
 def main(_: list[str]) -> None:
-  """Time both, and print a table."""
+  """Time both libraries and print a table."""
   with logs_of_peer():
     compare()
 
 
 def compare() -> None:
-  """Time both."""
+  """Time the steps of both libraries in turns."""
   textgrad, make = peer()
   ours = Instant()
   theirs = make(ours)

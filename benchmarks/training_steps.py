@@ -1,10 +1,10 @@
-"""Steps a second of the phases whose batches are the most work to make: REFRAG's reinforcement and the Self-RAG memory.
+"""Steps per second of the phases with the most expensive batches: REFRAG's reinforcement and the Self-RAG memory.
 
   python benchmarks/training_steps.py [--steps=10] [--turns=5]
 
-Each phase takes its steps as the training loop does, batches made ahead and the metrics of the step before read while
-the next step runs, from random weights or those of `--workdir`. Prints the median turn of each phase after a warm-up,
-which compiles, with the slowest and the fastest.
+Each phase takes its steps like the training loop: batches are made ahead, and the metrics of a step are read while the
+next step runs. It starts from random weights or from those of `--workdir`. Prints the median, the slowest and the
+fastest turn of each phase, after a warm-up that compiles.
 """
 
 import statistics
@@ -52,7 +52,7 @@ def main(_) -> None:
 
 
 def rates_of(phase) -> list[float]:
-  """Return the steps a second of each turn. Turns follow each other at once: no batch is made in a pause."""
+  """Return the steps per second of each turn. There is no pause between turns in which batches could be made."""
   state, batches, rates = phase.initial_state(), phase.batches(0), []
   for steps in [WARM_UP.value, *[STEPS.value] * TURNS.value]:
     started, metrics = time.perf_counter(), {}
@@ -66,7 +66,7 @@ def rates_of(phase) -> list[float]:
 
 
 def with_steps(config, phase: str) -> dict:
-  """Return a config as nested dicts, with as many steps of `phase` as are timed."""
+  """Return a config as nested dicts, in which `phase` has the number of steps that are timed."""
   config[phase].steps = WARM_UP.value + TURNS.value * STEPS.value
   return config.to_dict()
 

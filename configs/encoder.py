@@ -5,10 +5,10 @@
 
 On half of SQuAD's development set it took 15 to 34 minutes on CPU cores beside other work, and nDCG@10 on held-out
 articles rose from 0.801 to 0.836, 0.836 and 0.838 (seeds 0 to 2).
-The folder has the layout of BEIR; where it has no `qrels/train.tsv`, titles are dealt to training, validation and test.
-Each query is contrasted with the documents of the others, on all devices, and with a hard negative that BM25 found;
-`--config.encoder.batch_size=1024 --config.encoder.chunk=64` embeds 64 rows at a time with the gradient of all.
-The trained encoder is `WORKDIR/encoder`, for `DenseRetriever(model_name=...)` and for sentence-transformers.
+The folder has the layout of BEIR; without a folder `qrels`, its titles are split into training, validation and test.
+Each query is contrasted with the documents of the other queries, on all devices, and with a hard negative of BM25;
+`--config.encoder.batch_size=1024 --config.encoder.chunk=64` embeds 64 rows at a time, with the whole batch's gradient.
+`WORKDIR/encoder` holds the trained encoder, for `DenseRetriever(model_name=...)` and for sentence-transformers.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   differences = {
     "experiment": "encoder",
     "workdir": "runs/encoder",
-    "seed": 0,  # of the order of the examples
+    "seed": 0,  # draws the order of the examples
     "mesh": (-1, 1, 1),
     "init": "all-MiniLM-L6-v2",
     "encoder": {"steps": 140, "optimizer": adamw(5e-5, warmup_steps=10)},

@@ -1,4 +1,4 @@
-"""Prompts or a program are improved by textual gradients, with a memory of every critique that there ever was.
+"""Gradient-RAG: textual gradients improve prompts or a program, with a memory of all past critiques.
 
   python launch/optimize_prompt.py --config=configs/gradient_rag.py
   python launch/optimize_prompt.py --config=configs/gradient_rag.py --compare=retrieval,window,none
@@ -7,20 +7,20 @@
 
 Three variants need no network and take seconds to a minute; their critic is scripted, and wrong in 40 % of its answers:
   rulebook (default)  the Latent Rulebook: a prompt has room for some of the rules that its cases need
-  pipeline            the same in two calls of the model, whose prompts are learned together
+  pipeline            the Latent Rulebook in two calls of the model, whose prompts are learned together
   program             a Python function against unit tests; `task.path` takes a JSON file with another `program` and its
-                      `tests` (each a `call` and the literal `result`); name a critic and an optimizer for it. What the
-                      optimizer writes is run, closed off as far as the system allows it: the launcher says how far
-One takes questions and needs no network either:
-  router              keyword rules that say which article a question is about, by the words that it shares with others;
+                      `tests` (each a `call` and the literal `result`), which needs engines by name as critic and
+                      optimizer. Programs run in a sandbox, as strict as the system allows: the launcher says how strict
+One reads a folder of questions and needs no network either:
+  router              keyword rules that say which article a question is about, by the words that its questions share;
                       `task.path` is a folder in the layout of BEIR whose passages have their article as title, such as
                       SQuAD's; a rule is right or wrong on real questions, and no noise is added. About a minute
-Two take files, and models:
+Two need files and models:
   bbh, gsm8k          a file of BIG-Bench-Hard or GSM8K; with `task.calls=2`, a first call takes notes for the second
 
-An engine is a model behind an endpoint that speaks OpenAI's protocol, or
-`local:` and what launch/generate.py takes as --model, such as `local:smollm2-135m`. The critic and the optimizer should
-follow instructions well; the model may be small.
+An engine is a model behind an endpoint that speaks OpenAI's protocol, or `local:` with a value of launch/generate.py's
+--model, such as `local:smollm2-135m`. The critic and the optimizer should follow instructions well; the model may be
+small.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
   differences = {
     "experiment": "gradient_rag",
     "workdir": f"runs/gradient_rag_{variant}",
-    "seed": 0,  # of the split and of the order of the cases
+    "seed": 0,  # draws the split and the order of the cases
     "task": task(variant),
     "engines": dict.fromkeys(("model", "critic", "optimizer"), engine),
-    "cache": True,  # answers of models that are not scripted, in the workdir: what was paid for is not asked again
+    "cache": True,  # keep the answers of models that are not scripted in the workdir: no call is paid for twice
     "memory": "retrieval",  # none, window or retrieval
     "optimizer": {
       "steps": {"rulebook": 120, "router": 120, "pipeline": 60, "program": 40}.get(variant, 30),
@@ -56,7 +56,7 @@ def get_config(variant: str = "rulebook") -> ml_collections.ConfigDict:
 
 
 def task(variant: str) -> dict[str, object]:
-  """Return what is learned, and from how many cases."""
+  """Return the section `task` of a variant."""
   if variant == "program":
     return {"name": "program", "path": "", "noise": 0.4, "sizes": {"train": 60, "valid": 30, "test": 60}}
   if variant == "router":
@@ -69,7 +69,7 @@ def task(variant: str) -> dict[str, object]:
     "calls": 2 if few else 1,
     "n_topics": 8 if few else 60,
     "n_actions": 20,
-    "noise": 0.4,  # of the critic
+    "noise": 0.4,  # the share of the critic's answers that are wrong
     "capacity": 40 if few else 24,  # rules in a prompt
     "sizes": {"train": 360, "valid": 100, "test": 300},
   }

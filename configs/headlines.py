@@ -1,15 +1,15 @@
-"""The experiments on seeds that served for nothing else; it takes most of a day on two CPU cores.
+"""The headline experiments on fresh seeds; all runs together take most of a day on two CPU cores.
 
   python launch/eval.py --config=configs/headlines.py                       position recall and REFRAG
-  python launch/eval.py --config=configs/headlines.py:position_recall       one of them
+  python launch/eval.py --config=configs/headlines.py:position_recall       position recall alone
   python launch/eval.py --config=configs/headlines.py:refrag
   python launch/eval.py --config=configs/headlines.py:rerank --data=FOLDER  the reranker, on a BEIR folder
 
-Every run is one of the config of that name, in a folder of its own, and goes on where it was stopped; those that are
-done are read. `sweep.json`, `.csv` and `.png` have medians and ranges.
+Every run uses the config of that name and has a folder of its own. A stopped run is resumed; of a finished run, only
+the report is read. `sweep.json`, `.csv` and `.png` have medians and ranges.
 The recipes of position recall and REFRAG were tuned on the seeds 0 to 5, the reranker's on seed 0. The variants of
-position recall with one question a list were tuned on seed 10 as well: with half the steps of the first phase, one of
-them had not learned to read there, so that all of them are reported on seed 20.
+position recall with one question per list were tuned on seed 10 as well: with half the steps of the first phase, one
+variant had not learned to read there. So all variants with one question are reported on seed 20.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from selfrag_jax.experiments import sweep
 from selfrag_jax.settings import full_config
 from selfrag_jax.tasks.facts import WORDINGS
 
-# seeds, and how many of them train the readers of the whole context as well, which takes twice as long
+# the seeds, and the number of seeds that also train the full-context models, which takes twice as long
 RECALL = {variant: ((20 if variant in ONE_QUESTION else 10,), 0) for variant in WORDINGS}
 RECALL |= {"kv": (range(10, 20), 3), "sentence": (range(10, 15), 1)}
 RERANK = range(3)
@@ -30,7 +30,7 @@ SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(
 
 
 def get_config(which: str = "all") -> ml_collections.ConfigDict:
-  """Return the config of the runs of one experiment, or of all those that need no data."""
+  """Return the config of the runs of one experiment, or of all experiments that need no data."""
   parts = {"position_recall": _recall_runs, "refrag": _search_runs, "rerank": _rerank_runs}
   if which not in ("all", *parts):
     raise ValueError(f"configs/headlines.py has the variants all, {', '.join(parts)}, not {which!r}")

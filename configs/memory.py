@@ -1,11 +1,11 @@
-"""Phase 2 of the Self-RAG memory: the model learns to read what it retrieves, and to be found.
+"""Phase 2 of the Self-RAG memory: the model learns to read the chunks that it retrieves, and to embed them.
 
-  python launch/train.py --config=configs/memory.py                                   phases 1 and 2, from nothing
-  python launch/eval.py --config=configs/memory.py                                    scores what each phase has left
-  python launch/train.py --config=configs/memory.py --config.init=runs/pretrain_kv    from what phase 1 left there
+  python launch/train.py --config=configs/memory.py                                   phases 1 and 2, from scratch
+  python launch/eval.py --config=configs/memory.py                                    scores the model of each phase
+  python launch/train.py --config=configs/memory.py --config.init=runs/pretrain_kv    from phase 1's model there
 
-Each step clears the memory, writes the chunks of its own contexts, retrieves for each question, puts what was found
-before it, and learns from the answers and from a contrastive loss over all chunks of the batch, on whatever device.
+Each step clears the memory, writes the chunks of its own contexts, retrieves for each question, puts the retrieved
+chunks before it, and learns from the answers and from a contrastive loss over all chunks of the batch, on all devices.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def differences(variant: str) -> dict[str, Any]:
 
 
 def phase(variant: str, steps: int, needed_loss: float = 0.0) -> dict[str, Any]:
-  """Return the settings of a phase over contexts. AdamW: at Muon's rates a model that reads forgets how to."""
+  """Return the settings of a phase over contexts. It uses AdamW: at Muon's rates, a model forgets how to read."""
   return {
     "steps": steps,
     "batch_size": 32 if variant in pretrain.ONE_QUESTION else 8,  # contexts

@@ -1,7 +1,7 @@
 """Phase 1 of the Self-RAG memory: a small language model from scratch, on packed text.
 
-python launch/train.py --config=configs/pretrain.py                    lists of facts and questions, made as it goes
-python launch/train.py --config=configs/pretrain.py:sentence           any variant of selfrag_jax/tasks/facts.py
+python launch/train.py --config=configs/pretrain.py             lists of facts and questions, generated on demand
+python launch/train.py --config=configs/pretrain.py:sentence    any variant of selfrag_jax/tasks/facts.py
 """
 
 from typing import Any, NamedTuple
@@ -12,17 +12,17 @@ from selfrag_jax.experiments import self_rag
 from selfrag_jax.settings import full_config
 from selfrag_jax.tasks.facts import ASKABLE, WORDINGS
 
-# the hybrid and its controls, of about as many parameters (within 3 % at a width of 64)
+# the hybrid and its controls, with about the same number of parameters (within 3 % at a width of 64)
 MODELS = {
   "hybrid": {"block_pattern": "MTM", "n_layers": 3, "mlp_dim": 192},
   "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
   "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
 }
-ONE_QUESTION = tuple(variant for variant in WORDINGS if variant not in ASKABLE)  # about a list or a context
+ONE_QUESTION = tuple(variant for variant in WORDINGS if variant not in ASKABLE)  # per list or context
 
 
 class Steps(NamedTuple):
-  """How long each phase is."""
+  """The number of steps of each phase."""
 
   pretrain: int
   memory: int
@@ -30,7 +30,7 @@ class Steps(NamedTuple):
 
 
 class Needed(NamedTuple):
-  """The validation losses, in nats, that the next phase needs; 4.2 is chance, 0 asks for nothing."""
+  """The highest validation loss of each phase, in nats, that lets the next one start; 4.2 is chance, 0 no bound."""
 
   pretrain: float
   memory: float
@@ -38,9 +38,10 @@ class Needed(NamedTuple):
 
 STEPS = dict.fromkeys(WORDINGS, Steps(1000, 150, 100)) | dict.fromkeys(ONE_QUESTION, Steps(2000, 400, 150))
 STEPS |= {"paraphrase": Steps(3000, 400, 150), "text": Steps(500, 150, 100)}
-# nobody learns to use a memory who cannot read it
+# a model that cannot read a list of facts does not learn to use a memory
 NEEDED = dict.fromkeys(WORDINGS, Needed(0.1, 1.0)) | {"text": Needed(0.0, 0.0)}
-# from one fact to another is learnt when the memory is there; a value before its name is seldom found in long lists
+# two_fact: the step from one fact to another is learned once the memory is there;
+# paraphrase: in long lists, a value that stands before its name is seldom found
 NEEDED |= {"two_fact": Needed(0.3, 1.5), "paraphrase": Needed(0.3, 1.0)}
 
 
@@ -64,15 +65,15 @@ def differences(variant: str) -> dict[str, Any]:
     "seed": 0,
     "workdir": f"runs/pretrain_{variant}",
     "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
-    "init": "",  # a workdir: what its last phase left is where the next phase starts
+    "init": "",  # a workdir: the next phase starts from the model of its last phase
     "data": {"name": "text"} if of_files else facts(variant),
     "model": tiny_model("hybrid", d_model=128 if of_files else 64, n_heads=4 if of_files else 2),
     "self_rag": {
       "chunk_size": 32,
       "top_k": 2 if of_files else 16,  # chunks: the context budget
-      "searches": 2 if variant == "two_fact" else 1,  # the second asks with what the first has found
-      # as they were read: the newest of two values stands last. But what a second search finds is read behind the
-      # first, and of three wordings one is read well only where it stands first
+      "searches": 2 if variant == "two_fact" else 1,  # the second search uses the first one's result
+      # position keeps the order of reading, so that the newest of two values stands last. But the result of a second
+      # search must stand behind the first one's, and one of the three wordings is read well only in the first place
       "order": "score" if variant in ("two_fact", "paraphrase") else "position",
       "contrastive_weight": 1.0,
     },
@@ -87,7 +88,7 @@ def differences(variant: str) -> dict[str, Any]:
 
 
 def tiny_model(name: str, *, d_model: int, n_heads: int) -> dict[str, Any]:
-  """Return a model of `MODELS` from scratch. Wide heads tell names apart."""
+  """Return the section of a model of `MODELS`, from scratch. Its heads are wide, which tells names apart."""
   return {
     "d_model": d_model,
     "n_heads": n_heads,
@@ -101,18 +102,19 @@ def tiny_model(name: str, *, d_model: int, n_heads: int) -> dict[str, Any]:
 
 
 def facts(variant: str) -> dict[str, Any]:
-  """Return lists of facts to read and to remember."""
-  # lists in the text to pretrain on: facts, of which the last so many are asked for (all by default), whether names are
-  # alike, whose words. Reading what a search finds is learnt from names that are alike; recall at all from lists of
-  # pairs that repeat themselves often, but of few sentences: the other way round neither is learnt in 500 steps.
+  """Return the section of lists of facts, to pretrain on and to remember."""
+  # the kinds of lists in the text to pretrain on: the number of facts, how many of the last facts are asked for (all by
+  # default), whether names are alike, which variant's wording. Reading of retrieved chunks is learned from names that
+  # are alike. Recall itself is learned from lists of many pairs, which repeat themselves, but of few sentences: the
+  # other way round, neither is learned in 500 steps.
   few, alike = {"n_facts": 4}, {"n_facts": 8, "alike": True}
   sentences = ({**few, "variant": "sentence"}, {**alike, "variant": "sentence"})
   text: tuple[dict[str, Any], ...] = (few, few, alike, {"n_facts": 16, "alike": True})
   if variant.startswith("kv"):
     text = (few, {"n_facts": 8}, {"n_facts": 16}, {"n_facts": 16, "alike": True})
-  elif variant == "paraphrase":  # recall is learnt from one wording first: from three at once it is not
+  elif variant == "paraphrase":  # recall is learned from one wording first, not from three at once
     text = (*sentences, few, few, few, alike)
-  elif variant in ONE_QUESTION:  # recall is learnt from lists in which any fact is asked for
+  elif variant in ONE_QUESTION:  # recall is learned from lists in which any fact is asked for
     text = (*sentences, {"n_facts": 16, "alike": True, "variant": "sentence"}, few, few, alike)
   one = variant in ONE_QUESTION
   return {"name": "facts", "variant": variant, "text": text} | ({"n_facts": 32, "n_questions": 1} if one else {})

@@ -4,11 +4,11 @@
   python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
   python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
   python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
-  python launch/eval.py --config=configs/refrag.py --min=em.refrag=0.9   reports again, from the checkpoints
+  python launch/eval.py --config=configs/refrag.py --min=em.refrag=0.9   reports from the checkpoints
 
-The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", over a fresh random table of 128 facts a
-question.
-Phase `sft` shows random searches (the format, not the strategy), phase `sft_gold` the right ones (a reference
+The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", with a fresh random table of 128 facts
+for each question.
+Phase `sft` shows random searches (the format, not the strategy), phase `sft_gold` the right searches (a reference
 line), phase `rl` starts from `sft` and reinforces right answers. 0.1M parameters, five minutes on 2 CPU cores; expect
 an exact match of 0.03 to 0.06 before reinforcement and 1.00 after it (three seeds; `:transformer` 1.00, `:mamba` 0.81).
 
@@ -36,7 +36,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
 
 
 def two_hop(variant: str) -> ml_collections.ConfigDict:
-  """Return the config of the embedded task, from scratch."""
+  """Return the config of the built-in task, from scratch."""
   differences = {
     "experiment": "refrag",
     "seed": 0,
@@ -49,9 +49,9 @@ def two_hop(variant: str) -> ml_collections.ConfigDict:
     "sft": {"max_tokens": 64, "demonstrations": "random", "optimizer": optimizer(warmup_steps=20)},
     "sft_gold": {"steps": 100, "max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},
     "rl": {
-      # a state forgets: without attention, copying a name from a document takes twice as long to be found
+      # a state forgets: without attention, learning to copy a name from a document takes twice as long
       "steps": 200 if variant == "mamba" else 100,
-      # a found document earns little beside a guessed answer: GRPO divides by the spread, so luck cannot drown it
+      # a found document earns little beside a lucky answer: GRPO divides by the spread, so that it still counts
       "advantage": "grpo",
       # a last step as large as the first can undo the one before
       "optimizer": {**optimizer(warmup_steps=0), "schedule": "cosine", "final_fraction": 0.1},
@@ -63,7 +63,7 @@ def two_hop(variant: str) -> ml_collections.ConfigDict:
 
 def optimizer(warmup_steps: int) -> dict[str, Any]:
   """Return the optimizer of a tiny model."""
-  return {"learning_rate": 2e-3, "warmup_steps": warmup_steps}  # a lower rate for a pretrained model
+  return {"learning_rate": 2e-3, "warmup_steps": warmup_steps}  # a pretrained model needs a lower rate
 
 
 def smollm2_135m() -> ml_collections.ConfigDict:
@@ -80,7 +80,7 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "memory": {"d_embed": 512},
     "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
     "sft": {"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "optimizer": supervised},
-    "sft_gold": {"max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},  # no steps: those of phase sft are gold
+    "sft_gold": {"max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},  # no steps: phase sft is on gold already
     "rl": {
       "steps": 5,
       "questions_per_step": 4,

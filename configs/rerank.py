@@ -1,12 +1,12 @@
-"""Training of a reranker: a small cross-encoder puts the first 50 documents of BM25 in order.
+"""Training of a reranker: a small cross-encoder reorders the first 50 documents of BM25.
 
   python launch/train.py --config=configs/rerank.py --config.data.path=FOLDER   trains, then compares
   python launch/eval.py --config=configs/rerank.py --data=FOLDER                compares again, from the checkpoints
 
 On half of SQuAD's development set it took 74 minutes on CPU cores beside other work; nDCG@10 on held-out articles is
 0.905 for BM25, 0.867 for the cross-encoder alone and 0.920 for both scores, half each (seed 0).
-The folder has the layout of BEIR; where it has no `qrels/train.tsv`, titles are dealt to training, validation and test.
-It starts from all-MiniLM-L6-v2, or what `--config.init=WORKDIR/encoder` names. The reranker is `WORKDIR/reranker`, for
+The folder has the layout of BEIR; without a folder `qrels`, its titles are split into training, validation and test.
+It starts from all-MiniLM-L6-v2 or from `--config.init=WORKDIR/encoder`. `WORKDIR/reranker` holds the reranker, for
 `RerankRetriever("bm25", "cross-encoder", reranker_settings={"model_name": ...}, weight=...)`, with the report's weight.
 """
 
@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
   differences = {
     "experiment": "rerank",
     "workdir": "runs/rerank",
-    "seed": 0,  # of the head and of the order of the examples
+    "seed": 0,  # draws the head and the order of the examples
     "mesh": (-1, 1, 1),
     "init": "all-MiniLM-L6-v2",
     "rerank": {"steps": 400, "optimizer": adamw(5e-5, warmup_steps=40)},

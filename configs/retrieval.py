@@ -1,15 +1,16 @@
-"""Retrievers on a judged collection, in the layout of BEIR: which of them finds what is relevant, and how fast.
+"""Comparison of retrievers on a judged collection in the layout of BEIR: the quality of the rankings and the speed.
 
   python launch/eval.py --config=configs/retrieval.py --config.data.path=FOLDER
   python launch/eval.py --config=configs/retrieval.py --data=FOLDER --config.retrievers.bm25.k1=0.9
-  python launch/eval.py --config=configs/retrieval.py:words --data=FOLDER         those that need no weights
+  python launch/eval.py --config=configs/retrieval.py:words --data=FOLDER         retrievers without weights
   python launch/eval.py --config=configs/retrieval.py --data=FOLDER --min bm25.ndcg@10=0.78
 
 Writes retrieval.json (`NAME.ndcg@10`, `.recall@k`, `.mrr@10`, `.all_gold@10`, `.ms_per_query`), a CSV and a figure.
 With 1,000 passages and 100 queries it takes a minute on two CPU cores, most of it for the embeddings. A retriever of
 your own: register it in a module, and name both, `--config.plugins="('my_module',)"` and `config.retrievers.mine`.
-Retrievers of one model share it and the passages' vectors: `.index_seconds` of the first has the time to embed them.
-`--config.baseline=hybrid_rrf` compares all with that one, by paired intervals, instead of with the first.
+Retrievers of the same model share the model and the passages' vectors: the time to embed the passages is part of the
+first one's `.index_seconds`.
+`--config.baseline=hybrid_rrf` compares all with that retriever, by paired intervals, instead of with the first.
 """
 
 import ml_collections
@@ -30,7 +31,7 @@ EMBEDDED = {
 
 
 def get_config(variant: str = "all") -> ml_collections.ConfigDict:
-  """Return the config: `all`, or `words` for those that need no weights."""
+  """Return the config of a variant: `all`, or `words` for the retrievers without weights."""
   if variant not in ("all", "words"):
     raise ValueError(f"configs/retrieval.py has the variants all and words, not {variant!r}")
   differences = {
@@ -39,8 +40,8 @@ def get_config(variant: str = "all") -> ml_collections.ConfigDict:
     "plugins": (),
     "retrievers": WORDS if variant == "words" else WORDS | EMBEDDED,
     "baseline": "",  # the retriever that the others are compared with, by paired intervals; empty: the first
-    "queries": 0,  # the first so many; 0: all
+    "queries": 0,  # how many to ask, from the first one on; 0: all
     "ks": retrieval.KS,
-    "batch_size": 32,  # queries that are asked at once
+    "batch_size": 32,  # queries asked at once
   }
   return full_config(retrieval.SECTIONS, differences)

@@ -1,4 +1,4 @@
-"""What all launchers of experiments share: their flags, and that an error which the user can mend is one line."""
+"""The common part of the launchers: their flags, and errors in one line for mistakes that the user can mend."""
 
 import os
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 CONFIG = config_flags.DEFINE_config_file(
-  "config", lock_config=True, help_string="A file of configs/, and after a colon its variant."
+  "config", lock_config=True, help_string="A file of configs/; after a colon, its variant."
 )
 WORKDIR = flags.DEFINE_string(
   "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
@@ -30,7 +30,7 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, such as mes
 
 
 def read(argv: list[str]) -> dict[str, Any]:
-  """Return the config as nested dicts. Raises ValueError if there is none, or none of an experiment."""
+  """Return the config as nested dicts. Raises ValueError if there is none, or if it names no known experiment."""
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}; overrides are written --config.rl.steps=50")
   if not flags.FLAGS["config"].present:
@@ -50,7 +50,7 @@ def read(argv: list[str]) -> dict[str, Any]:
 
 
 def output(config: Mapping[str, Any]) -> str:
-  """Return the workdir, after a look whether it can be one. Raises ValueError or OSError."""
+  """Return the workdir. Raises ValueError or OSError if it cannot be used."""
   from selfrag_jax.train.workdir import check_workdir
 
   workdir = config.get("workdir", "") if WORKDIR.value is None else WORKDIR.value
@@ -61,7 +61,7 @@ def output(config: Mapping[str, Any]) -> str:
 
 
 def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
-  """Return the module of the experiment that the config names, and the experiment. Nothing has been written then."""
+  """Return the module of the experiment that the config names, and the experiment. Write nothing."""
   from selfrag_jax.mesh import configure_xla, start_distributed
 
   configure_xla()
@@ -73,9 +73,9 @@ def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
 
 
 def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
-  """Parse the flags and run `main(argv)`. What the user can mend ends as `error: …` with the exit code `failed`.
+  """Parse the flags and run `main(argv)`. A user's mistake ends as `error: …` with the exit code `failed`.
 
-  `--v=1` shows where such an error arose as well, and what the libraries log.
+  `--v=1` also shows where the error arose, and the logs of the libraries.
   """
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupt)
@@ -84,20 +84,20 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
   except SystemExit as ended:
     if not isinstance(ended.code, str):
       raise
-    from selfrag_jax.text.printable import printable  # names of files and values of configs may be anybody's
+    from selfrag_jax.text.printable import printable  # file names and config values may hold any characters
 
     print(printable(ended.code), file=sys.stderr)
     sys.exit(failed)
-  except Exception:  # a bug, or what --v=1 asks to see: Python's own exit code would be 1, whatever `failed` is
+  except Exception:  # a bug, or --v=1: Python's own exit code would be 1, whatever `failed` is
     traceback.print_exc()
     sys.exit(failed)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-  """Raise KeyboardInterrupt for a Ctrl-C, but later where it would be lost.
+  """Raise KeyboardInterrupt for a Ctrl-C, a little later where Python would drop the exception.
 
-  Python drops what is raised in a callback of the garbage collector, and JAX has one: a program that makes many small
-  objects, as the one that optimizes prompts, would go on after one Ctrl-C in ten.
+  Python drops exceptions that are raised in a callback of the garbage collector, and JAX has such a callback: a program
+  that makes many small objects, such as the optimizer of prompts, would go on after one Ctrl-C in ten.
   """
   if frame is None or frame.f_code.co_name != "_xla_gc_callback":
     raise KeyboardInterrupt
@@ -125,14 +125,14 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError, FolderError)
     mendable = (*mendable, EngineError, GradientStoreError, NotLearnedError, StoreError)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the second are XLA's words
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the second is XLA's error
       first = " ".join(str(error).split())[:200]
       sys.exit(f"error: not enough memory; smaller sizes, such as of a batch, take less. {first}".strip())
-    if isinstance(error, ImportError) and error.name is None:  # one of ours: it says what to install
+    if isinstance(error, ImportError) and error.name is None:  # this package's own: says what to install
       sys.exit(f"error: {error}")
     if logging.vlog_is_on(1) or not isinstance(error, mendable):
       raise
-    is_config = isinstance(error, OSError) and "earlier failure to load" in str(error)  # words of ml_collections
+    is_config = isinstance(error, OSError) and "earlier failure to load" in str(error)  # ml_collections' words
     sys.exit(f"error: {_unread(error) if is_config else str(error).replace(chr(10), ' ')}")
 
 
@@ -144,8 +144,8 @@ def _unread(error: Exception) -> str:
 
 
 def _in_config(error: BaseException, argv: list[str]) -> str | None:
-  """Say where in a config file an error arose, and what it was; None if it did not arise there."""
-  while error.__context__ is not None:  # ml_collections and absl raise others in its place
+  """Return the place in a config file where an error arose, with its reason; None if it arose elsewhere."""
+  while error.__context__ is not None:  # ml_collections and absl raise other errors in its place
     error = error.__context__
   if isinstance(error, SyntaxError) and error.filename:
     return f"{error.filename}, line {error.lineno}: {error.msg}"
@@ -167,7 +167,7 @@ def _parse(argv: list[str]) -> list[str]:
     print((main.__doc__ or "").strip(), flags.FLAGS.main_module_help(), "", sep="\n")
     print("--helpfull lists the flags of the libraries too.")
     sys.exit(0)
-  logging.set_verbosity(logging.ERROR)  # a config that is none is an error here, no warning
+  logging.set_verbosity(logging.ERROR)  # hide the warnings about an unreadable config: it ends as an error below
   try:
     rest = flags.FLAGS(argv)
     own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
@@ -181,17 +181,17 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _refuse(error: Exception, argv: list[str]) -> NoReturn:
-  """End with what is wrong with the flags in one line; raise again what is no mistake of theirs."""
+  """Exit with one line about a mistake in the flags; raise every other error again."""
   try:
     raise error
   except flags.Error as error:
     sys.exit(f"error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')}")
   except OSError as error:
     sys.exit(f"error: {_unread(error)}")
-  except (AttributeError, KeyError) as error:  # an override of something that the config does not have
+  except (AttributeError, KeyError) as error:  # an override of a key that the config lacks
     reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error.args[0]
     key, _, hint = str(reason).partition("\n")
     flag = next((arg for arg in argv if key.strip("'") in arg.split("=")[0].split(".")), None)
-    if flag is None:  # a bug of the config file
+    if flag is None:  # a bug in the config file
       raise
     sys.exit(f"error: {flag}: unknown key {key}. {hint}")

@@ -1,8 +1,8 @@
 """Evaluate: `python launch/eval.py --config=configs/position_recall.py [--workdir=runs/mine]`.
 
-Measures what is in the workdir and writes the report there. Position recall and sweeps train what is missing first; the
-phases of the others are trained by launch/train.py. Run the same command again to go on. `--v=1` shows where an error
-arose. Exit code 0: done, and every `--min` and `--max` is met; 1: one is missed; 2: it could not run.
+Measures the models in the workdir and writes the report there. Position recall and sweeps first train missing phases;
+the phases of other experiments are trained by launch/train.py. Run the same command again to go on. `--v=1` shows where
+an error arose. Exit code 0: done, and every `--min` and `--max` is met; 1: one is missed; 2: it could not run.
 """
 
 import sys
@@ -11,8 +11,8 @@ from absl import flags
 from command import DRY_RUN, build, output, read, run
 
 DATA = flags.DEFINE_string("data", None, "Files that the experiment reads: short for --config.data.path.")
-MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: what a value of the report must reach, as bm25.ndcg@10=0.78.")
-MAX = flags.DEFINE_multi_string("max", [], "NAME=VALUE: what a value of the report must not exceed.")
+MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: the least that a report's value may be, as em.refrag=0.9.")
+MAX = flags.DEFINE_multi_string("max", [], "NAME=VALUE: the most that a report's value may be.")
 for shared in ("config", "workdir", "dry_run"):
   flags.declare_key_flag(shared)
 

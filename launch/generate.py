@@ -1,10 +1,11 @@
 """Generate with a memory: `python launch/generate.py --model=runs/position_recall_kv --prompt="Ada Baker:" --explain`.
 
   --remember=FILE   writes the lines of a text to the memory first; --memory=FOLDER keeps the memory
-  --explain         says what was retrieved for each answer, from where, with which score; --output=FILE.html|.jsonl too
+  --explain         prints the chunks retrieved for each answer, with source and score; --output=FILE.html|.jsonl
+                    writes them to a file
 
-Without --prompt, prompts are the lines of the standard input. A model that chats takes them as a
-user's turns, and what it retrieved as notes in them.
+Without --prompt, the prompts are the lines of the standard input. A chat model gets each prompt as a user's turn, with
+the retrieved chunks as notes in it.
 """
 
 import sys
@@ -19,13 +20,13 @@ PHASE = flags.DEFINE_string("phase", None, "Which phase of the workdir (default:
 PROMPT = flags.DEFINE_multi_string("prompt", [], "What to continue or answer; may be given several times.")
 MEMORY = flags.DEFINE_string("memory", None, "A folder that keeps the memory (default: it is forgotten at the end).")
 REMEMBER = flags.DEFINE_multi_string("remember", [], "A text, or a folder of texts: .txt, .jsonl, .array_record.")
-EXPLAIN = flags.DEFINE_bool("explain", False, "Say what was retrieved for each answer.")
-OUTPUT = flags.DEFINE_string("output", None, "Write answers and what was retrieved to a .jsonl or a .html file.")
+EXPLAIN = flags.DEFINE_bool("explain", False, "Print the chunks retrieved for each answer.")
+OUTPUT = flags.DEFINE_string("output", None, "Write answers and retrieved chunks to a .jsonl or a .html file.")
 TOP_K = flags.DEFINE_integer("top_k", None, "Chunks to retrieve (default: as the model was trained).", lower_bound=1)
-MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "At most.", lower_bound=1)
+MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest answer, in tokens.", lower_bound=1)
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0: the likeliest token.", lower_bound=0.0, upper_bound=1e6)
-TOP_P = flags.DEFINE_float("top_p", 1.0, "Draw from the fewest likeliest tokens that reach it.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", lower_bound=-(2**62), upper_bound=2**62)
+TOP_P = flags.DEFINE_float("top_p", 1.0, "Draw from the fewest likeliest tokens whose probability reaches it.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=-(2**62), upper_bound=2**62)
 
 
 def main(argv: list[str]) -> None:
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
   if OUTPUT.value:
     ask.check_output(OUTPUT.value)
   for path in REMEMBER.value:
-    ask.text_files(path)  # a wrong name is said before the work, not after
+    ask.text_files(path)  # a wrong name is an error before the work, not after
   sampling = SamplingConfig(TEMPERATURE.value, top_p=TOP_P.value)
   model, config = ask.open_model(MODEL.value, PHASE.value, MAX_NEW_TOKENS.value)
   rag = ask.open_rag(model, config, MEMORY.value, TOP_K.value)

@@ -1,7 +1,7 @@
 """Optimize a prompt: `python launch/optimize_prompt.py --config=configs/gradient_rag.py [--workdir=runs/mine]`.
 
-Run the same command again to go on after it was stopped. `--compare=retrieval,window,none` runs several ways to
-remember with the same cases and prints paired intervals. The workdir has report.html, prompt.txt, JSON and CSV.
+Run the same command again to go on after it was stopped. `--compare=retrieval,window,none` runs once with each of these
+memories on the same cases and prints paired intervals. The workdir gets report.html, prompt.txt, JSON and CSV.
 """
 
 import sys
@@ -9,13 +9,13 @@ import sys
 from absl import flags
 from command import DRY_RUN, build, output, read, run
 
-COMPARE = flags.DEFINE_list("compare", [], "Ways to remember that are compared: none, window, retrieval.")
+COMPARE = flags.DEFINE_list("compare", [], "Memories to compare: none, window, retrieval.")
 for shared in ("config", "workdir", "dry_run"):
   flags.declare_key_flag(shared)
 
 
 def main(argv: list[str]) -> None:
-  """Run what the config describes."""
+  """Optimize the prompts of the config, or compare the memories of --compare on them."""
   config = read(argv)
   if config["experiment"] != "gradient_rag":
     raise ValueError(f"config.experiment is {config['experiment']!r}; optimize_prompt.py runs gradient_rag")
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
 
   configs = {memory: {**config, "memory": memory} for memory in COMPARE.value}
   for one in configs.values():
-    module.build(one)  # refuses what cannot be run before anything is
+    module.build(one)  # a wrong config is an error before any run starts
   if DRY_RUN.value:
     module.dry_run(experiment)
     return

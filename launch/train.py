@@ -11,7 +11,7 @@ for shared in ("config", "workdir", "dry_run"):
 
 
 def main(argv: list[str]) -> None:
-  """Run the phases that the config has."""
+  """Train the phases of the config."""
   config = read(argv)
   folder = "" if DRY_RUN.value else output(config)
   module, experiment = build(config)

@@ -1,7 +1,7 @@
 """Language models that remember, in JAX and Flax.
 
-The names below are imported when they are first asked for: importing the package imports neither JAX nor TensorFlow.
-Each package has more: `from selfrag_jax.memory import init_memory`.
+Each name is imported on its first use: importing the package imports neither JAX nor TensorFlow.
+The subpackages export more names: `from selfrag_jax.memory import init_memory`.
 """
 
 import lazy_loader

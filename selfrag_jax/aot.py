@@ -1,4 +1,4 @@
-"""What a dry run prints of every experiment: where it would run, how large the model is, what each program takes."""
+"""The printed plan of a dry run: the mesh, the size of the model, and the memory of each compiled program."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from selfrag_jax.typing import Params
 
 
 def print_plan(mesh: Mesh, model: ModelConfig, phases: Mapping[str, GradientPhase]) -> None:
-  """Print mesh, parameters and block pattern of a language model, and what `print_programs` does."""
+  """Print the mesh, the parameters and block pattern of a language model, and the memory of its programs."""
   counts = count_params(model)
   _print_mesh(mesh)
   print(f"parameters  {', '.join(f'{name} {count:,}' for name, count in counts.items() if count)}")
@@ -21,7 +21,7 @@ def print_plan(mesh: Mesh, model: ModelConfig, phases: Mapping[str, GradientPhas
 
 
 def print_encoder_plan(mesh: Mesh, params: Params, phases: Mapping[str, GradientPhase]) -> None:
-  """Print mesh and parameters of an encoder, and what `print_programs` does."""
+  """Print the mesh, the parameters of an encoder, and the memory of its programs."""
   _print_mesh(mesh)
   print(f"parameters  {sum(leaf.size for leaf in jax.tree.leaves(params)):,}")
   print_programs(phases)

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for a TPU that is not there: a rollout and its update, without the host, what they send."""
+"""Ahead-of-time compilation for an absent TPU: a rollout and its update, without the host, and their collectives."""
 
 import math
 import os

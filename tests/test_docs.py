@@ -1,4 +1,4 @@
-"""The documentation holds: its Python runs, its commands are understood, its links, files and tables are right."""
+"""The documentation: its Python runs, its commands parse, and its links, files and tables are right."""
 
 import ast
 import builtins

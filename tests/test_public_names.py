@@ -1,4 +1,4 @@
-"""The public names of the packages: all can be imported, a type checker knows the same ones, and importing is cheap."""
+"""The public names of the packages: all can be imported, a type checker knows them too, and the import is cheap."""
 
 import ast
 import importlib

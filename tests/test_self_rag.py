@@ -1,4 +1,4 @@
-"""Embed, retrieve, augment, generate: each against plain Python over the bare language model."""
+"""Embedding, retrieval, augmentation and generation, each against plain Python over the bare language model."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Config sections become checked dataclasses, or an error that says what to write instead."""
+"""Config sections: they become checked dataclasses, or an error that says how to mend them."""
 
 import dataclasses
 from collections.abc import Mapping

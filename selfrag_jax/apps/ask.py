@@ -1,4 +1,4 @@
-"""Ask a model with a memory, and see for each answer what it retrieved, from where, and how similar it was."""
+"""Questions to a model with a memory: each answer comes with the retrieved chunks, their sources and similarities."""
 
 import collections
 import dataclasses
@@ -26,14 +26,14 @@ from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.text.printable import printable
 from selfrag_jax.train.load import LoadedModel, load_model
 
-SAME = 0.999  # cosine of two embeddings of one chunk by one model
+SAME = 0.999  # the least cosine of two embeddings of one chunk by the same model
 
 
 def open_model(source: str, phase: str | None = None, max_new_tokens: int = 1) -> tuple[LoadedModel, SelfRAGConfig]:
-  """Load a run of the Self-RAG phases with its settings, or pretrained weights with the default ones.
+  """Load a run of the Self-RAG phases with its settings, or pretrained weights with the default settings.
 
   Raises ValueError for a run of another experiment and for more new tokens than a model can write, and
-  FileNotFoundError where there is nothing.
+  FileNotFoundError if there is nothing at `source`.
   """
   check_new_tokens(max_new_tokens)
   loaded = load_model(source, phase or last_phase(source))
@@ -52,9 +52,9 @@ def open_model(source: str, phase: str | None = None, max_new_tokens: int = 1) -
 def open_rag(
   model: LoadedModel, config: SelfRAGConfig, memory: str | None = None, top_k: int | None = None
 ) -> SelfRAGModel:
-  """Put a model over the memory in a folder, which is made if need be; None: over one that is forgotten in the end.
+  """Give a model the memory in a folder, which is created if it is missing; None: a memory that is not kept.
 
-  Raises ValueError for a memory that another model, or this one with other parameters, has written.
+  Raises ValueError for a memory that another model has written, or the same model with other parameters.
   """
   width = model.config.d_model
   if memory and not is_free(memory):
@@ -78,11 +78,11 @@ def open_rag(
 
 
 def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
-  """Write the passages of a file, or of all files of a folder, to the memory, in place of what it held of them.
+  """Write the passages of a file, or of all files of a folder, to the memory, in place of their earlier chunks.
 
-  A passage is a line of a `.txt` file, a record of the others; its `source` is the absolute path of the file, links
-  resolved. Each file is one change: if it fails, or the process ends, what was remembered of the file stays. Returns
-  how many chunks that made.
+  A passage is a line of a `.txt` file or a record of another file; its `source` is the absolute path of the file, links
+  resolved. Each file is one change: if the change fails, or the process ends, the earlier chunks of the file stay.
+  Returns the number of chunks written.
   """
   chunks, old = 0, collections.defaultdict(list)
   for chunk_id, metadata in zip(rag.memory.ids, rag.memory.metadata, strict=True):
@@ -91,7 +91,7 @@ def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
   for source, file in files.items():
     numbers, texts = zip(*read_passages(file), strict=True)
     metadata = [{"source": source, "line": n} for n in numbers]
-    there = [chunk_id for chunk_id in old[source] if chunk_id in rag.memory]  # a full memory has lost some on the way
+    there = [chunk_id for chunk_id in old[source] if chunk_id in rag.memory]  # a full memory drops its oldest chunks
     chunks += len(rag.write_to_memory(texts, metadata, replacing=there))
   return chunks
 
@@ -104,11 +104,11 @@ def ask(
   seed: int = 0,
   batch: int = 32,
 ) -> Iterator[dict[str, Any]]:
-  """Answer prompts, `batch` at once. Yields records that JSON can hold.
+  """Answer prompts, `batch` at once. Yields records that can be written as JSON.
 
-  A model that has learned to read `[MEM] chunk … [SEP] prompt` gets that. One that chats and has not gets the chunks as
-  notes in a user's turn. A record has `question`, `answer` and `chunks`, best first: `text`, `place` (file and line),
-  `score`, `metadata`.
+  A chat model gets the chunks as notes in a user's turn; any other model gets `[MEM] chunk … [SEP] prompt`, which it
+  has learned to read. A record has `question`, `answer` and `chunks`, best first, each with `text`, `place` (file and
+  line), `score`, `metadata`.
   """
   chats = "<|im_end|>" in rag.tokenizer.special
   options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling}
@@ -141,7 +141,7 @@ def _place(metadata: Any) -> str:
 
 
 def explained(answer: dict[str, Any]) -> str:
-  """Format for a terminal what was retrieved for an answer: a line for each chunk, whatever it says."""
+  """Format the chunks of an answer for a terminal, one line per chunk, whatever characters a chunk has."""
   lines = [
     f"  {chunk['score']:+.3f}  {printable(chunk['place'])}  {printable(chunk['text'])}" for chunk in answer["chunks"]
   ]
@@ -149,12 +149,12 @@ def explained(answer: dict[str, Any]) -> str:
 
 
 def shown(answer: dict[str, Any]) -> str:
-  """Format for a terminal a question and its answer, which may have several lines."""
+  """Format a question and its answer, which may have several lines, for a terminal."""
   return f"{printable(answer['question'])} {printable(answer['answer'], keep=chr(10) + chr(9))}"
 
 
 def save_answers(path: epath.PathLike, answers: Sequence[dict[str, Any]]) -> None:
-  """Write answers to a `.jsonl` file, or to a page, `.html`. Raises ValueError for another name."""
+  """Write answers to a `.jsonl` file or to an `.html` page. Raises ValueError for a name with another suffix."""
   suffix = check_output(path)
   if suffix == ".html":
     write_answers(path, "Answers and what was retrieved", answers)
@@ -163,7 +163,7 @@ def save_answers(path: epath.PathLike, answers: Sequence[dict[str, Any]]) -> Non
 
 
 def check_output(path: epath.PathLike) -> str:
-  """Return the suffix of a file of answers. Raises ValueError unless it is `.jsonl` or `.html`, and can be written."""
+  """Return the suffix of a file of answers. Raises ValueError unless it is `.jsonl` or `.html` and can be written."""
   file = epath.Path(path)
   if file.suffix not in (".jsonl", ".html"):
     raise ValueError(f"{path}: answers are written to a .jsonl or a .html file")

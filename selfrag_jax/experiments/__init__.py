@@ -1,1 +1,1 @@
-"""Experiments: which phases they train, which conditions they measure, and what they report."""
+"""Experiments: the phases that each trains, the conditions that it measures, and its report."""

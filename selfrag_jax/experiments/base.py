@@ -1,4 +1,4 @@
-"""The protocol of experiments, and what they have in common: the model, the phases, the report."""
+"""The protocol of experiments, and the code that they share: the model, the training of phases, the report."""
 
 import csv
 import importlib
@@ -20,18 +20,18 @@ from selfrag_jax.typing import Params
 NAMES = (
   "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "gradient_rag", "sweep",
 )  # fmt: skip
-TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshShape, "init": str}  # what every config that trains says
+TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshShape, "init": str}  # the sections of every config that trains
 
 
 class ExperimentModule(Protocol):
-  """What each file of an experiment has. `experiment` is what its own `build` returned."""
+  """The functions of an experiment's module. `experiment` is the value that the module's own `build` returned."""
 
   def build(self, config: Mapping[str, Any], /) -> Any:
-    """Check a config (nested dicts) and build what it describes; ValueError, with the fix, where it does not fit."""
+    """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
     ...
 
   def dry_run(self, experiment: Any, /) -> None:
-    """Print what would run; train and write nothing."""
+    """Print the plan of a run; train and write nothing."""
     ...
 
   def run(self, experiment: Any, workdir: epath.PathLike, /) -> Any:
@@ -39,7 +39,7 @@ class ExperimentModule(Protocol):
     ...
 
   def evaluate(self, experiment: Any, workdir: epath.PathLike, /) -> dict[str, Any]:
-    """Measure what is in the workdir, write the report there and return it."""
+    """Measure the models in the workdir, write the report there and return it."""
     ...
 
   def value_names(self, experiment: Any, /) -> set[str]:
@@ -55,14 +55,14 @@ def find(name: str) -> ExperimentModule:
 
 
 def make_model(fields: Mapping[str, Any], mesh: Mesh) -> ModelConfig:
-  """Describe a model. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs."""
+  """Return a model's config. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs."""
   if fields.get("dtype") == "auto":
     fields = {**fields, "dtype": "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"}
   return settings(ModelConfig, fields, "model")
 
 
 def metadata(config: Mapping[str, Any], model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-  """Return what the checkpoint of a language model says about itself."""
+  """Return the metadata of a language model's checkpoint: its config, its model and its tokenizer."""
   return {
     "config": config,
     "model": model.to_dict(),
@@ -71,13 +71,13 @@ def metadata(config: Mapping[str, Any], model: ModelConfig, tokenizer: Tokenizer
 
 
 def announce(model: ModelConfig, workdir: epath.PathLike) -> None:
-  """Print how large the model is, and where its run goes."""
+  """Print the size and the block pattern of the model, and the workdir of its run."""
   pattern = model.to_dict()["block_pattern"]
   print(f"{count_params(model)['total']:,} parameters, block pattern {pattern}, workdir {workdir}", flush=True)
 
 
 class TakePhase(Protocol):
-  """A function that returns the parameters that a phase ends with; `origin` tells what the phase began from."""
+  """A function that returns the final parameters of a phase; `origin` adds the phase's start to its metadata."""
 
   def __call__(self, phase: Phase, **origin: Any) -> Params: ...
 
@@ -88,7 +88,7 @@ def by_training(workdir: epath.PathLike, loop: LoopConfig, metadata: Mapping[str
 
 
 def by_reading(workdir: epath.PathLike, metadata: Mapping[str, Any]) -> TakePhase:
-  """Return the function that reads a phase that has been trained. It raises ValueError for one that has not."""
+  """Return the function that reads the final parameters of a phase. It raises ValueError for an unfinished phase."""
   return lambda phase, **origin: read_ended(phase, workdir, {**metadata, **origin})
 
 
@@ -99,9 +99,9 @@ def write_report(
   rows: Iterable[Sequence[Any]],
   config: Mapping[str, Any] | None = None,
 ) -> None:
-  """Write `NAME.csv` from its rows, the first of them the header, and `NAME.json`; `config.json` where one is given.
+  """Write `NAME.csv` from rows that begin with the header, `config.json` if a config is given, and `NAME.json`.
 
-  The report is written last: it says that the others are there.
+  The report, `NAME.json`, is written last: where it exists, the other files are complete.
   """
   out = io.StringIO()
   csv.writer(out, lineterminator="\n").writerows(rows)

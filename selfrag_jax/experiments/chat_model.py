@@ -1,4 +1,4 @@
-"""Answers of a model that chats, and such a model as an engine for textual gradients."""
+"""A chat model that answers conversations in batches, and the engine that offers it to textual gradients."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 from selfrag_jax.train.load import LoadedModel, load_model
 
-BUCKET = 256  # prompts are padded to a multiple, so that a few programs serve all
+BUCKET = 256  # prompts are padded to a multiple of it, so that a few compiled programs serve all lengths
 END = "<|im_end|>"
 _complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
 
 
 class Answer(NamedTuple):
-  """What a model answered, and how many tokens prompt and answer have."""
+  """The text of an answer, and the numbers of tokens of its prompt and of the answer."""
 
   text: str
   prompt_tokens: int
@@ -33,7 +33,7 @@ class ChatModel:
   """A model that chats in ChatML."""
 
   def __init__(self, loaded: LoadedModel, name: str):
-    """Take a model. Raises ValueError for one that does not chat."""
+    """Wrap a loaded model. Raises ValueError if it has no tokenizer with the tokens of ChatML."""
     if loaded.tokenizer is None or END not in loaded.tokenizer.special:
       raise ValueError(f"{name} does not chat: it has no tokenizer with <|im_start|> and {END}")
     self.tokenizer, self._config, self.context_tokens = loaded.tokenizer, loaded.config, loaded.context_tokens
@@ -48,7 +48,7 @@ class ChatModel:
     seed: int = 0,
     batch_size: int = 1,
   ) -> list[Answer]:
-    """Answer conversations, lists of turns with `role` and `content`, `batch_size` at once, in their order."""
+    """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order."""
     prompts = [render_for_completion(self.tokenizer, {"messages": list(turns)}, CHATML) for turns in conversations]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
@@ -75,20 +75,20 @@ _loaded: weakref.WeakValueDictionary[str, ChatModel] = weakref.WeakValueDictiona
 
 
 def load_chat(source: str) -> ChatModel:
-  """Load what `load_model` takes, once for all who use it at the same time."""
+  """Load a chat model from a source of `load_model`; callers that hold it at the same time share one copy."""
   if (model := _loaded.get(source)) is None:
     _loaded[source] = model = ChatModel(load_model(source), source)
   return model
 
 
 class LocalEngine(tg.MeteredEngine):
-  """A model that chats as an engine, on this machine's devices; it takes one call at a time.
+  """An engine that runs a chat model on this machine's devices, one call at a time.
 
-  Of `context_tokens` and what the model was made for, the smaller is the limit.
+  The context is limited by `context_tokens` or by the model's own context, whichever is smaller.
   """
 
   def __init__(self, source: str, *, seed: int = 0, **options: Any):
-    """Load what `load_model` takes; `options` are those of `MeteredEngine`, with temperature and max_tokens."""
+    """Load a source of `load_model`. `options` are those of `MeteredEngine`, with temperature and max_tokens."""
     self._chat, self._seed = load_chat(source), seed
     limits = [limit for limit in (options.get("context_tokens"), self._chat.context_tokens) if limit is not None]
     own = {"context_tokens": min(limits, default=None), "concurrency": 1}
@@ -108,4 +108,4 @@ class LocalEngine(tg.MeteredEngine):
     return Completion(*answer)
 
   def _count(self, content: Content | None) -> int:
-    return len(self._chat.tokenizer.encode(content)) + 8 if isinstance(content, str) else 0  # 8: those of a turn
+    return len(self._chat.tokenizer.encode(content)) + 8 if isinstance(content, str) else 0  # 8: ChatML's own

@@ -1,7 +1,8 @@
-"""Recall by position on real documents, with any checkpoint: the document that answers moves through the prompt.
+"""The experiment of recall by position on real documents, with any checkpoint of a chat model.
 
-Beside it: the same document alone, no document, and a memory that shows the few documents found for the question,
-whatever their place. An answer is right if a gold answer occurs in it (arXiv 2307.03172).
+The gold document, the one with the answer, moves through the prompt. Its references are the gold document alone, no
+document, and a memory that shows the few documents retrieved for the question, whatever their place. An answer is right
+if a gold answer occurs in it (arXiv 2307.03172).
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, rea
 
 @dataclasses.dataclass(frozen=True)
 class FilesPath(Checked):
-  """Files of questions and documents."""
+  """The path of the files that an experiment reads."""
 
   path: str = ""
 
@@ -43,8 +44,8 @@ class DocumentsConfig(Checked):
   """Recall by position on real documents."""
 
   n_documents: tuple[Count, ...] = (5, 10, 20)
-  positions: Count = 5  # of the document that answers, evenly from the first place to the last
-  questions: Count = 100  # of each file
+  positions: Count = 5  # places of the gold document, evenly from the first to the last
+  questions: Count = 100  # asked from each file
   top_k: Count = 2  # documents that the memory shows
   max_new_tokens: Count = 100  # a key and its value take 90
   batch_size: Count = 2
@@ -56,7 +57,7 @@ Shown = Callable[[DocumentQuestion, int, int], Sequence[str]]
 
 @dataclasses.dataclass
 class Experiment:
-  """A model that chats, and the questions by the name of their file."""
+  """A chat model, and the questions by the name of their file."""
 
   config: dict[str, Any]
   settings: DocumentsConfig
@@ -65,7 +66,7 @@ class Experiment:
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  """Check a config and load its model and questions. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
   section = settings(DocumentsConfig, config["documents"], "documents")
   path = settings(FilesPath, config["data"], "data").path
@@ -84,7 +85,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 
 def planned(section: DocumentsConfig) -> dict[str, tuple[str, int, list[int]]]:
-  """Return the curves of a file by name: condition, number of documents, places of the one that answers."""
+  """Return the curves of a file by name, each as (condition, number of documents, places of the gold document)."""
   curves: dict[str, tuple[str, int, list[int]]] = {}
   for n in section.n_documents:
     curves[f"full_{n}"] = "full", n, list(positions(n, section.positions))
@@ -114,7 +115,7 @@ def dry_run(experiment: Experiment) -> None:
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
   """Measure every file at every number of documents, and write `documents.json`, `.csv` and `.png`.
 
-  What has been measured is kept in `documents.json` after each curve, and is not measured again.
+  Each measured curve is saved in `documents.json` at once, and a later call does not measure it again.
   """
   workdir, section = epath.Path(workdir), experiment.settings
   target = workdir / "documents.json"
@@ -138,7 +139,7 @@ run = evaluate  # nothing is trained
 
 
 def conditions(experiment: Experiment, questions: Sequence[DocumentQuestion]) -> dict[str, Shown]:
-  """Return what is shown for (question, number of documents, place of the one that answers) in each condition."""
+  """Return for each condition the function (question, number of documents, place of the gold one) -> shown texts."""
   retrieve = make_retrieve(experiment, questions)
   return {
     "full": with_gold_at,
@@ -155,7 +156,7 @@ def measure(
   n: int,
   places: Sequence[int],
 ) -> dict[str, Any]:
-  """Answer all questions with the document that answers at each of the places."""
+  """Return the curve of the accuracy on all questions, with the gold document at each of the places."""
   started = time.monotonic()
   rows = [answer(questions, [documents(question, n, place) for question in questions]) for place in places]
   hits = np.array([[right for right, _ in row] for row in rows]).T
@@ -184,7 +185,7 @@ def _begun(target: epath.Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_curve(curve: Any) -> bool:
-  """Tell whether this is what `measure` returns."""
+  """Tell whether a value has the form of a curve that `measure` returns."""
   fields = ("positions", "accuracy_by_depth", "interval_by_depth")
   return (
     isinstance(curve, dict)
@@ -194,7 +195,7 @@ def _is_curve(curve: Any) -> bool:
 
 
 def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]]:
-  """Return the function that answers questions with documents: whether each was right, and how long its prompt was."""
+  """Return the function that answers questions with documents: 1.0 if right and the prompt's tokens, for each."""
   section = experiment.settings
 
   def answer(questions, shown):
@@ -210,9 +211,9 @@ def make_answer(experiment: Experiment) -> Callable[..., list[tuple[float, int]]
 
 
 def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion]) -> Callable[..., list[str]]:
-  """Return the function that finds `top_k` documents for a question, in the order in which they stand.
+  """Return the function that retrieves `top_k` documents for a question and keeps their order in the prompt.
 
-  Bags of token ids, weighted by how rare a token is among all documents of the file.
+  It compares bags of token ids, in which a token counts by its rarity among all documents of the file.
   """
   tokenizer = experiment.chat.tokenizer
   texts = dict.fromkeys(text for question in questions for text in (question.gold, *question.others))
@@ -232,7 +233,7 @@ def make_retrieve(experiment: Experiment, questions: Sequence[DocumentQuestion])
 
 
 def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row a file, condition and position."""
+  """Yield the header and one row per file, condition and position."""
   yield ["file", "condition", "position", "accuracy", "low", "high", "n", "prompt_tokens"]
   for name, curves in report["files"].items():
     for condition, curve in curves.items():

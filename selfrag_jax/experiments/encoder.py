@@ -1,4 +1,4 @@
-"""Training a text encoder on judged queries, and what that changes on titles that it has never seen."""
+"""The experiment that trains a text encoder on judged queries and scores it on titles that it has never seen."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ SECTIONS = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loo
 
 @dataclasses.dataclass
 class Experiment:
-  """An encoder, the parts of the collection by name (train, valid, test), and how it is trained."""
+  """An encoder, the parts of the collection by name (train, valid, test), and the settings of the training."""
 
   config: dict[str, Any]
   mesh: Mesh
@@ -47,7 +47,7 @@ class Experiment:
   loop: LoopConfig
 
   def phase(self) -> EncoderPhase:
-    """Make the phase."""
+    """Return the training phase."""
     task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])
     return EncoderPhase(
       "encoder",
@@ -60,7 +60,7 @@ class Experiment:
     )
 
   def score(self, part: str, params: Params) -> Scores:
-    """Rank a part of the collection with these parameters."""
+    """Rank a part of the collection with these parameters and score the rankings."""
     embed = self.encoder.with_params(params)
     retriever = DenseRetriever(encoder=embed)
     retriever.add_documents(self.data[part].documents)
@@ -68,34 +68,34 @@ class Experiment:
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
   section = settings(EncoderPhaseConfig, config["encoder"], "encoder")
   data = read_parts(settings(JudgedTitles, config["data"], "data"))
   encoder = load_text_encoder(config["init"])
-  most = encoder.max_tokens  # rows that are longer hold nothing more, and a BERT has no positions for them
+  most = encoder.max_tokens  # texts are cut there: longer rows hold only pads, and a BERT has no positions for them
   section = dataclasses.replace(
     section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
   )
-  # the states of a language model are standardised, and trained from there
+  # a language model's states are standardised before the training
   encoder.fit([document.text for document in data["train"].documents])
   return Experiment(config, mesh, encoder, data, section, settings(LoopConfig, config["loop"], "loop"))
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train, write the encoder to `workdir/encoder`, and compare it with before; `encoder.json`, `.csv` and `.png`."""
+  """Train, write the encoder to `workdir/encoder`, and report before and after: `encoder.json`, `.csv` and `.png`."""
   return _report(experiment, workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Report like `run`, from the checkpoint of the last step."""
+  """Report as `run` does, but from the checkpoint of the last step."""
   return _report(experiment, workdir, by_reading(workdir, {}))
 
 
 def _report(experiment: Experiment, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
   workdir, data = epath.Path(workdir), experiment.data
-  experiment.encoder.check_folder(os.fspath(workdir / "encoder"))  # now, and not after the training
+  experiment.encoder.check_folder(os.fspath(workdir / "encoder"))  # an error comes now, not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
     params = jax.device_get(take(experiment.phase()))
@@ -116,7 +116,7 @@ def value_names(experiment: Experiment) -> set[str]:
 
 
 def dry_run(experiment: Experiment) -> None:
-  """Print mesh, parameters, the memory that the compiled update needs, and the first examples."""
+  """Print the mesh, the parameters, the memory that the compiled update needs, and the first example."""
   phase = experiment.phase()
   with jax.set_mesh(experiment.mesh):
     print_encoder_plan(experiment.mesh, experiment.encoder.params, {"encoder": phase})

@@ -1,4 +1,4 @@
-"""Optimizing a prompt by textual gradients, with or without a memory of all critiques, and what that changed."""
+"""The experiment that optimizes prompts by textual gradients, with or without a memory of all critiques."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from selfrag_jax.tasks.rulebook import NOTES
 from selfrag_jax.textgrad.engine import EngineLM, at_once
 
 PROCESSES = 4  # unit tests that run at once
-LOCAL = "local:"  # before what `load_model` takes
+LOCAL = "local:"  # the prefix of an engine's name; the rest is a source of `load_model`
 FIELDS = ("case", "notes")
 
 
 @dataclasses.dataclass
 class Experiment:
-  """A task, the engines that play its three parts, and what they may spend together."""
+  """A task, the engines of its three roles (model, critic, optimizer), and the account that they share."""
 
   config: dict[str, Any]
   task: PromptTask
@@ -37,11 +37,11 @@ class Experiment:
   account: tg.Account
 
   def texts(self, values: Sequence[str]) -> list[tg.Variable]:
-    """Return the task's texts with these values as variables."""
+    """Return the task's texts as variables with these values."""
     return [tg.Variable(v, role_description=t.role) for t, v in zip(self.task.texts, values, strict=True)]
 
   def respond(self, texts: Sequence[tg.Variable], samples: Sequence[Sample]) -> list[tg.Variable]:
-    """Answer cases, several at once; the answers know which texts they came from."""
+    """Answer cases, several at once; the graph of each answer leads back to the texts."""
     calls = [functools.partial(self._respond, texts, sample) for sample in samples]
     return list(at_once(calls, PROCESSES if self.task.run_program else self.engines["model"].concurrency))
 
@@ -58,7 +58,7 @@ class Experiment:
     return answer
 
   def scores(self, values: Sequence[str], part: str) -> np.ndarray:
-    """Answer all cases of a part with texts of these values; return which are right, f64 [N]."""
+    """Answer all cases of a part with texts of these values; return 1 for each right answer and 0 else, f64 [N]."""
     samples = self.task.parts[part]
     answers = self.respond(self.texts(values), samples)
     return np.array([self.task.is_right(a.value, s.target) for a, s in zip(answers, samples, strict=True)], np.float64)
@@ -67,7 +67,7 @@ class Experiment:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and make its task and engines. Raises ValueError with the fix."""
   config = read_config(config, SECTIONS)
-  for name in ("engines", "rag", "optimizer", "budget"):  # with the keys that the config leaves out
+  for name in ("engines", "rag", "optimizer", "budget"):  # fill in the keys that the config leaves out
     config[name] = dataclasses.asdict(settings(SECTIONS[name], config[name], name))
   if config["budget"]["cost"] and not (config["budget"]["prompt_price"] or config["budget"]["completion_price"]):
     raise ValueError("config.budget.cost needs config.budget.prompt_price or completion_price, of a million tokens")
@@ -89,7 +89,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
     except TypeError as error:
       raise ValueError(f"config.engines.{part}: {error}") from None
   experiment = Experiment(config, task, engines, account)
-  try:  # what it refuses is said before anything is paid for
+  try:  # wrong settings are an error before anything is paid for
     _optimizer(experiment, experiment.texts([text.initial for text in task.texts]), tg.GradientStore())
   except TypeError as error:
     raise ValueError(f"config.optimizer or config.rag: {error}") from None
@@ -103,7 +103,7 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
     raise ValueError(f"config.engines.{part}.name is empty; name a model")
   if name == "scripted":
     if part == "model" and task.run_program is not None:
-      return tg.CallableEngine([], "no model")  # programs need none
+      return tg.CallableEngine([], "no model")  # programs run without a model
     if task.scripted is None:
       raise ValueError(f"config.engines.{part}.name is 'scripted', but this task has no script; name a model")
     return tg.CallableEngine(task.scripted[part], f"scripted {part}", account=account, concurrency=1)
@@ -118,7 +118,7 @@ def _engine(part: str, section: Mapping[str, Any], task: PromptTask, account: tg
 
 
 def dry_run(experiment: Experiment) -> None:
-  """Print the cases of each part, the engines, the texts that are learned, and the first case."""
+  """Print the number of cases in each part, the engines, the texts that are learned, and the first case."""
   task = experiment.task
   print(", ".join(f"{part} {len(samples):,} cases" for part, samples in task.parts.items()))
   print(", ".join(f"{part} {engine.model_string}" for part, engine in experiment.engines.items()))
@@ -128,9 +128,9 @@ def dry_run(experiment: Experiment) -> None:
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Optimize, or go on; write `prompt_optimization.json`, `.csv`, `report.html` and each text to its file.
+  """Optimize from the saved state, if any; write `prompt_optimization.json`, `.csv`, `report.html` and the texts.
 
-  Raises BudgetError where the budget ended it: all of these are written then too, without the scores on test cases.
+  Raises BudgetError if the budget ended the run; the files are written then too, without the scores on test cases.
   """
   workdir = epath.Path(workdir)
   _open_account(experiment, workdir)
@@ -140,17 +140,17 @@ def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     _save_account(experiment, workdir)
 
 
-run = evaluate  # the report is that of the whole run
+run = evaluate  # optimization and report are one: the report covers the whole run
 
 
 def value_names(experiment: Experiment) -> set[str]:
-  """Return the names of the numbers that the report will have; those of its config are left out."""
+  """Return the names of the numbers that the report will have, without the numbers of its config."""
   account = {f"account.{name}" for name in experiment.account.state()}
   return account | {"test.initial", "test.final", "test.difference", "seconds"}
 
 
 def _open_account(experiment: Experiment, workdir: epath.Path) -> None:
-  """Go on with what was spent, and with the answers that were paid for, which are in one file; scripts cost nothing."""
+  """Restore the account and the cache of paid answers, both from `answers.sqlite`; scripted engines cost nothing."""
   account, asked = experiment.account, [e for e in experiment.engines.values() if isinstance(e, tg.MeteredEngine)]
   paid = [engine for engine in asked if not isinstance(engine, tg.CallableEngine)]
   if is_local(workdir):
@@ -160,7 +160,7 @@ def _open_account(experiment: Experiment, workdir: epath.Path) -> None:
       for engine in paid:
         engine.cache = book
   summary = workdir / "account.json"
-  if summary.exists() and not account.calls + account.cached_calls:  # that of a folder without a book
+  if summary.exists() and not account.calls + account.cached_calls:  # of a folder without answers.sqlite
     try:
       account.restore(read_json(summary))
     except ValueError as error:
@@ -188,7 +188,7 @@ def _run(experiment: Experiment, workdir: epath.Path) -> dict[str, Any]:
   prompt_page.write(workdir, report, state["history"])
   if ended:
     raise tg.BudgetError(
-      f"{ended}; {workdir / 'report.html'} and the texts say what it has come to, a larger budget goes on from there"
+      f"{ended}; {workdir / 'report.html'} and the texts have its results so far; run again with a larger budget"
     )
   low, high = report["test.difference_interval"]
   print(
@@ -200,7 +200,7 @@ def _run(experiment: Experiment, workdir: epath.Path) -> dict[str, Any]:
 
 
 def _improve(experiment: Experiment, workdir: epath.Path, state: dict[str, Any]) -> None:
-  """Make the steps that are left; after each, `state` and its file say where the run has come to."""
+  """Make the remaining steps; update `state` and its file after each."""
   texts, steps = experiment.texts(state["texts"]), experiment.config["optimizer"]["steps"]
   began, before = time.time(), state["seconds"]
   remember = experiment.config["memory"] != "none"
@@ -227,10 +227,10 @@ def _improve(experiment: Experiment, workdir: epath.Path, state: dict[str, Any])
 
 
 def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -> dict[str, Any]:
-  """Run several ways to remember, each in its own folder, and compare the first with the others, paired by case.
+  """Run each config in its own folder, and compare the test scores of the first with the others', paired by case.
 
-  One whose budget ends early stops no other. Raises BudgetError in the end, naming these, if there is one: they have no
-  test scores; `compare.json` has the others, and says of these why.
+  A run that its budget ends does not stop the others. It has no test scores, only its reason in `compare.json`; a
+  BudgetError at the end names all such runs.
   """
   reports, ended = {}, {}
   for name, config in configs.items():
@@ -252,12 +252,12 @@ def compare(configs: Mapping[str, Mapping[str, Any]], workdir: epath.PathLike) -
   write_json(target := epath.Path(workdir) / "compare.json", found)
   if ended:
     rest = f"{target} compares the others" if reports else f"{target} says why"
-    raise tg.BudgetError(f"the budget ended {', '.join(ended)} early, {rest}; a larger one goes on there")
+    raise tg.BudgetError(f"the budget ended {', '.join(ended)} early, {rest}; run again with a larger one to go on")
   return found
 
 
 def _read_state(workdir: epath.Path, experiment: Experiment) -> dict[str, Any]:
-  """Return where a run has come to. Raises ValueError for a run of another config."""
+  """Read the state of a run, or begin one. Raises ValueError for a damaged state or one of another config."""
   path = workdir / "state.json"
   begun = begin(experiment.config, experiment.task.texts)
   if not path.exists():
@@ -295,7 +295,7 @@ def _optimizer(experiment: Experiment, texts: Sequence[tg.Variable], store: tg.G
 def _step(
   experiment: Experiment, optimizer: tg.TGD, texts: Sequence[tg.Variable], state: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Answer a batch, criticise what was wrong, and improve the texts together; return what happened."""
+  """Answer a batch, criticise the wrong answers and improve the texts together; return the row of the history."""
   batch = _batch(experiment, state["step"])
   optimizer.step_count = state["step"]
   optimizer.epoch = state["step"] * len(batch) // len(experiment.task.parts["train"])
@@ -315,7 +315,7 @@ def _step(
     **row,
     "texts": [text.value for text in texts],
     "candidates": [update.candidate for update in updates],
-    "valid": state["history"][-1]["valid"] if valid is None else valid,  # None: nothing was tried
+    "valid": state["history"][-1]["valid"] if valid is None else valid,  # None: no candidate was tried
     "accepted": verdict.accepted,
     "delta": verdict.delta,
     "critiques": critiques,
@@ -325,7 +325,7 @@ def _step(
 
 
 def _loss(sample: Sample, answer: tg.Variable) -> tg.Variable:
-  """Return what is wrong with an answer."""
+  """Return the textual loss of a wrong answer."""
   verdict = f"{sample.text}\nThe right answer is {sample.target}, this was {answer.value!r}."
   loss = tg.StringBasedFunction(lambda answer: verdict, "compares an answer with the right one")({"answer": answer})
   loss.loss_context = {"target": sample.target, "score": 0.0}
@@ -333,7 +333,7 @@ def _loss(sample: Sample, answer: tg.Variable) -> tg.Variable:
 
 
 def _batch(experiment: Experiment, step: int) -> list[Sample]:
-  """Return the cases of a step: a function of seed and step, so that a run which was stopped goes on the same."""
+  """Return the cases of a step, a function of seed and step, so that a resumed run sees the same cases."""
   samples, n = experiment.task.parts["train"], experiment.config["optimizer"]["batch_size"]
   places = np.arange(step * n, (step + 1) * n)
   seed, size = experiment.config["seed"], len(samples)
@@ -356,7 +356,7 @@ def _report(experiment: Experiment, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _report_without_test(experiment: Experiment, state: Mapping[str, Any], ended: str | None) -> dict[str, Any]:
-  """Return what is known of a run without asking anything; `ended` says in words what ended it early."""
+  """Return the part of the report that takes no call of an engine; `ended`: why the run ended early, or None."""
   return {
     "config": state["config"],
     "ended": ended,

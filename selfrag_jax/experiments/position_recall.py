@@ -1,7 +1,7 @@
-"""The position-recall experiment: one small model with a memory against itself without, and against full context.
+"""The position-recall experiment: a small model with a memory, the same model without it, and full-context models.
 
-Every condition answers the same paired questions, in which only the needed fact moves. Models that read the whole
-context are language models of the same size and with the same first phase, then trained on long lists that ask for all
+Every condition answers the same paired questions, in which only the needed fact moves. The full-context models read the
+whole context. They have the same size and the same first phase, and are then trained on long lists that ask for all
 facts and for the last ones (free recall and running span, arXiv 2510.10276).
 """
 
@@ -35,7 +35,7 @@ from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params
 
-# of the model with memory: name -> (what it sees, whether the needed fact states another value)
+# conditions of the model with memory: name -> (visibility of the chunks, whether the needed fact states another value)
 CONDITIONS = {
   "memory": ("memory", False),
   "tail": ("tail", False),
@@ -45,9 +45,9 @@ CONDITIONS = {
   "deleted": ("deleted", False),
   "changed": ("memory", True),
 }
-EXAMPLES = 4  # questions of the report page
+EXAMPLES = 4  # questions on the report page
 FLAT = 1e-3  # variance of the loss over depths, in nats squared, below which a curve is flat
-HELD_OUT = 1024  # sequences that the losses of phase 2 are compared on, and facts that an embedding is told from
+HELD_OUT = 1024  # contexts on which the losses of phase 2 are compared, and facts among which recall@1 is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,54 +55,54 @@ class RecallConfig(Checked):
   """Paired questions about a fact at each depth of contexts of several lengths."""
 
   n_facts: tuple[Count, ...] = (64, 1024)
-  questions: tuple[Count, ...] = (200, 64)  # at each depth of each length
-  full_questions: tuple[Count, ...] = (200, 6)  # of them, for readers of the whole context, which takes them long
+  questions: tuple[Count, ...] = (200, 64)  # at each depth, for each number of facts
+  full_questions: tuple[Count, ...] = (200, 6)  # the part for the full-context models, which are slow
   depths: Annotated[int, Range(4, 2**20)] = 16
-  tokens: Count = 16_384  # of the contexts that are read at once
+  tokens: Count = 16_384  # tokens of contexts that are read at once
 
   def __post_init__(self):
     super().__post_init__()
     if not len(self.full_questions) == len(self.questions) == len(self.n_facts):
       raise ValueError(f"questions and full_questions must be as many numbers as n_facts {self.n_facts}, got {self}")
     if any(full > asked for full, asked in zip(self.full_questions, self.questions, strict=True)):
-      raise ValueError(f"full_questions {self.full_questions} are some of questions {self.questions}, not more")
+      raise ValueError(f"full_questions {self.full_questions} must not be more than questions {self.questions}")
 
 
 @dataclasses.dataclass(frozen=True)
 class FullContextConfig(PretrainConfig):
-  """How the readers of the whole context are trained, on which lists, and how each differs from the model's section."""
+  """The training of the full-context models: their lists, and how each model differs from the section `model`."""
 
   text: tuple[ListKind, ...] = (ListKind(16), ListKind(64), ListKind(64, last=16))  # free recall, and a running span
   models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-UNUSED = (*self_rag.UNUSED, "full_context.needed_loss")  # no phase follows
+UNUSED = (*self_rag.UNUSED, "full_context.needed_loss")  # no later phase needs a loss
 
 
 def sections(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the sections of a config, those of the phases that it has included."""
+  """Return the sections of a config, with one for each phase that it has."""
   return self_rag.sections(config) | {"full_context": FullContextConfig, "evaluation": RecallConfig}
 
 
 @dataclasses.dataclass
 class Experiment:
-  """The phases of the model with memory, and the readers of the whole context that it is compared with."""
+  """The phases of the model with memory, and the full-context models (`baselines`) that it is compared with."""
 
   base: self_rag.Experiment
   evaluation: RecallConfig
   pretrain: PretrainConfig
   full_context: FullContextConfig
   baselines: dict[str, MemoryReader]
-  text: FactText  # what they read
+  text: FactText  # training text of the baselines
 
   def task(self, n_facts: int) -> Facts:
-    """Return the facts in contexts of a length."""
+    """Return the task with `n_facts` facts in a context."""
     task = self.base.data.task
     return Facts(task.variant, n_facts, task.seed)
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and build what it describes. Raises ValueError with the fix where it does not fit."""
+  """Check a config and build its experiment. Raises ValueError with the fix for a wrong config."""
   read_config(config, sections({**config, "pretrain": None}))
   full_context = settings(FullContextConfig, config["full_context"], "full_context")
   evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
@@ -111,7 +111,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   baselines = {}
   for name, changes in full_context.models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
-    baselines[name] = base.reader._replace(model=model, ids=None)  # text as it is, without the marks of a memory
+    baselines[name] = base.reader._replace(model=model, ids=None)  # plain text, without [MEM] and [SEP]
   text = FactText(base.data.task.variant, full_context.text, base.data.task.seed)
   return Experiment(base, evaluation, pretrain, full_context, baselines, text)
 
@@ -127,7 +127,7 @@ def value_names(experiment: Experiment) -> set[str]:
 
 
 def outline(experiment: Experiment) -> dict[str, Any]:
-  """Return a report of what the config will measure, in which all answers are wrong."""
+  """Return a report with all keys that the config's report will have, in which all answers are wrong."""
   base, evaluation, baselines = experiment.base, experiment.evaluation, experiment.baselines
   policies = [*([base.start.metadata["phase"]] if base.start else []), *base.phases]
   wrong = np.zeros((2, evaluation.depths))
@@ -154,16 +154,16 @@ def outline(experiment: Experiment) -> dict[str, Any]:
 
 
 def _conditions(experiment: Experiment, policies: Collection[str]) -> list[str]:
-  """Name the curves that are measured, in their order."""
+  """Return the names of the curves that are measured."""
   names = [*CONDITIONS, *(f"full_{name}" for name in experiment.baselines)]
   before = ["memory_before"] if "memory" in policies else []
   return [*names, *before, *(f"{name}_{n}" for n in experiment.evaluation.n_facts[1:] for name in names)]
 
 
 def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, params: Params | None) -> Params:
-  """Train a reader of the whole context: on the text of phase 1 like the model with memory, then on long lists.
+  """Train a full-context model: on the text of phase 1 like the model with memory, then on long lists.
 
-  `params` is what phase 1 left of that model, where the reader is the same model.
+  `params`: those of the model with memory after phase 1, which a model of the same config takes over.
   """
   base, model = experiment.base, experiment.baselines[name].model
   common: Any = {"mesh": base.mesh, "seed": base.config["seed"]}
@@ -174,12 +174,12 @@ def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, p
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train the phases of the model with memory, and print and return how well the last one reads."""
+  """Train the phases of the model with memory; print and return the scores after the last one."""
   return self_rag.run(experiment.base, workdir)
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train what is missing, measure every condition, and write `position_recall.json`, `.csv`, `.png` and `.html`."""
+  """Train missing phases, measure every condition, and write `position_recall.json`, `.csv`, `.png` and `.html`."""
   workdir = epath.Path(workdir)
   started = time.monotonic() - seconds_spent(workdir)
   base = experiment.base
@@ -202,7 +202,7 @@ def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Mapping[str, Params]) -> dict[str, Curve]:
-  """Measure every condition at every number of facts; names end in that number but for the first.
+  """Measure every condition at every number of facts; the names for all numbers but the first end in the number.
 
   `memory_before` is the model with memory before its last phase.
   """
@@ -232,7 +232,7 @@ def measure_all(experiment: Experiment, policies: Mapping[str, Params], full: Ma
 
 
 def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Mapping[str, Params]) -> dict[str, Any]:
-  """Turn curves into the report: conditions, comparisons on the same questions, and what the phases changed."""
+  """Turn curves into the report: conditions, comparisons on the same questions, and the effect of each phase."""
   base, evaluation = experiment.base, experiment.evaluation
   lengths, readers = evaluation.n_facts, {"memory": base.reader}
   readers |= {f"full_{name}": reader for name, reader in experiment.baselines.items()}
@@ -251,7 +251,7 @@ def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Map
   for n in lengths if experiment.baselines else ():
     suffix = "" if n == lengths[0] else f"_{n}"
     best = max((name + suffix for name in readers if name != "memory"), key=lambda name: middle(name).mean())
-    asked = len(middle(best))  # the first questions of the memory's
+    asked = len(middle(best))  # it answers only the first of the memory's questions
     report["middle"][str(n)] = {"against": best, **compare(middle("memory" + suffix)[:asked], middle(best))}
   if "memory_before" in curves:
     report["phase_3_variance"] = variance_change(curves["memory_before"], curves["memory"])
@@ -266,7 +266,7 @@ def summarize(experiment: Experiment, curves: Mapping[str, Curve], policies: Map
 
 
 def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
-  """Compare the loss of answers with the needed chunks, with as many others, and with none before the question."""
+  """Compare the loss of answers after the needed chunks, after as many random chunks, and after no chunk."""
   base = experiment.base
   batch = of_facts(experiment.task(experiment.evaluation.n_facts[0]).lists("test", range(HELD_OUT)))
   reader = base.reader._replace(config=dataclasses.replace(base.reader.config, top_k=batch.gold.shape[2]))
@@ -281,7 +281,7 @@ def chunk_losses(experiment: Experiment, params: Params) -> dict[str, Any]:
 
 
 def examples(experiment: Experiment, params: Params) -> list[dict[str, Any]]:
-  """Answer a few questions and tell what stood before them: chunks with their place and similarity."""
+  """Answer a few questions; return each with the chunks before it, their place and similarity."""
   base, n_facts = experiment.base, experiment.evaluation.n_facts[0]
   task, rag_config = experiment.task(n_facts), base.reader.config
   loaded = LoadedModel(base.model, params, {}, base.data.tokenizer)
@@ -304,7 +304,7 @@ def examples(experiment: Experiment, params: Params) -> list[dict[str, Any]]:
 
 
 def checks(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Hold the report against what the experiment claims: each check with its value, its bound and whether it holds."""
+  """Check the claims of the experiment on its report: return each check's value, its bounds and whether it holds."""
   conditions, chance, first = report["conditions"], report["chance"], report["n_facts"][0]
   memory = conditions["memory"]
   found: dict[str, dict[str, Any]] = {}
@@ -344,7 +344,7 @@ def checks(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tokens_of(workdir: epath.Path) -> dict[str, int]:
-  """Add up the tokens that each phase was trained on."""
+  """Return the number of tokens that each phase was trained on."""
   tokens: dict[str, float] = {}
   for row in read_rows(workdir):
     tokens[row["phase"]] = tokens.get(row["phase"], 0) + (row.get("tokens") or 0)
@@ -352,7 +352,7 @@ def tokens_of(workdir: epath.Path) -> dict[str, int]:
 
 
 def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row a condition and depth."""
+  """Yield the header and one row per condition and depth."""
   yield ["condition", "position", "accuracy", "low", "high", "recall", "recall_at_1", "n", "budget"]
   for name, curve in report["conditions"].items():
     _, _, length = name.rpartition("_")

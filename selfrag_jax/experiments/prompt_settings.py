@@ -1,4 +1,4 @@
-"""The sections of a config that optimizes prompts: the task, the engines, the optimizer, and what a run may spend."""
+"""The sections of a config that optimizes prompts: the task, the engines, the optimizer and the budget."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, Wei
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(Checked):
-  """How many cases the parts of a task have."""
+  """The number of cases in each part of a task."""
 
   train: Annotated[int, Range(1, 2**20)]
   valid: Annotated[int, Range(1, 2**20)]
@@ -17,7 +17,7 @@ class Sizes(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class PromptTaskSection(Checked):
-  """What is learned, and from how many cases; each task has some of these."""
+  """The task, and the number of its cases; each task has some of these keys."""
 
   name: Literal["rulebook", "router", "program", "bbh", "gsm8k"]
   sizes: Sizes
@@ -31,21 +31,21 @@ class PromptTaskSection(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class EngineSection(Checked):
-  """A model that plays a part."""
+  """The engine of one role: a model and its limits."""
 
   name: str
-  base_url: str = ""  # OpenAI's
+  base_url: str = ""  # empty: OpenAI's
   temperature: Weight | None = 0.0
   max_tokens: Count | None = 2000
-  context_tokens: Count | None = 32_768  # of prompt and answer; a local model may know that it has fewer
+  context_tokens: Count | None = 32_768  # of prompt and answer; a local model lowers it to its own context
   concurrency: Annotated[int, Range(1, 2**10)] | None = 8
   # the environment variable with the key, not the key: configs are written into workdirs
-  api_key_env: str = ""  # OPENAI_API_KEY goes to OpenAI's own address alone
+  api_key_env: str = ""  # empty: OPENAI_API_KEY, sent to OpenAI's own address alone
 
 
 @dataclasses.dataclass(frozen=True)
 class Engines(Checked):
-  """The models of the three parts."""
+  """The engines of the three roles."""
 
   model: EngineSection
   critic: EngineSection
@@ -54,13 +54,13 @@ class Engines(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class PromptOptimizerSection(Checked):
-  """How texts are improved."""
+  """The optimizer of the texts."""
 
   steps: Natural = 30
   batch_size: Annotated[int, Range(1, 2**20)] = 3
-  reject_worse: bool = True  # on validation; without it, memory has more to do
+  reject_worse: bool = True  # on validation cases; without it, more depends on the memory
   constraints: tuple[Any, ...] = ()
-  learning_rate: Annotated[float, Range(above=0, most=1)] = 1.0  # how much of the words a step may change
+  learning_rate: Annotated[float, Range(above=0, most=1)] = 1.0  # the share of the words that a step may change
   gradient_memory: Natural = 0
   momentum_window: Natural = 0
   on_bad_reply: str = "keep"
@@ -69,7 +69,7 @@ class PromptOptimizerSection(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class PastSection(Checked):
-  """How much of the past an optimizer is shown."""
+  """The past critiques that an optimizer is shown: their number, their tokens and how similar they must be."""
 
   k: Natural = 12
   tokens: Count = 1500
@@ -81,7 +81,7 @@ class PastSection(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Budget(Checked):
-  """What a run may spend; 0 for no bound, prices of a million tokens."""
+  """The most that a run may spend; 0: no bound. Prices are those of a million tokens."""
 
   tokens: Annotated[int, Range(0)] = 0
   cost: Weight = 0.0

@@ -1,4 +1,4 @@
-"""Where an optimization of prompts has come to, as its file has it."""
+"""The saved state of a prompt optimization, and the checks of a state that was read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ NEW_FOLDER = "give another --workdir, or delete it"
 
 
 def begin(config: Mapping[str, Any], texts: Sequence[Text]) -> dict[str, Any]:
-  """Return the state before the first step; how good the texts are is not known yet."""
+  """Return the state before the first step; the texts have no score yet."""
   values = [text.initial for text in texts]
   return {
     "config": json.loads(json.dumps(config)),
@@ -25,7 +25,7 @@ def begin(config: Mapping[str, Any], texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def without_limits(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config without how long a run may go on, what it may spend and where its keys are: these may change."""
+  """Return a config without its steps, its budget and the names of its keys: a resumed run may change these."""
   engines = {
     part: {name: x for name, x in engine.items() if name != "api_key_env"} for part, engine in config["engines"].items()
   }
@@ -33,7 +33,7 @@ def without_limits(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: epath.PathLike) -> dict[str, Any]:
-  """Read an object. Raises ValueError for anything else."""
+  """Read a JSON object. Raises ValueError for any other content."""
 
   def refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
@@ -48,7 +48,7 @@ def read_json(path: epath.PathLike) -> dict[str, Any]:
 
 
 def check_state(state: dict[str, Any], n_texts: int) -> dict[str, Any]:
-  """Return a state that was read. Raises ValueError, naming what is wrong, for what `begin` and steps do not make."""
+  """Check and return a state that was read. Raises ValueError, naming the field, for a state that no run writes."""
   _expect(state, "it", {"config": dict, "step": int, "texts": list, "seconds": (int, float), "history": list})
   _expect(state, "it", {"optimizer": dict})
   _expect(state["config"], "config", {"engines": dict, "optimizer": dict})

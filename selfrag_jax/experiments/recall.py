@@ -1,4 +1,4 @@
-"""Recall by depth: score a reader on paired questions that differ only in where the needed fact stands."""
+"""Recall by depth: the scores of a reader on paired questions that differ only in the place of the needed fact."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,8 +19,12 @@ _embed = jax.jit(lambda reader, params, batch: reader.remember(params, batch)[1]
 
 
 class Curve(NamedTuple):
-  """One condition: for each question and depth the loss, whether the answer was right, whether the fact that moves was
-  seen first, and whether all needed ones were seen, [N, depths]; and how many facts and tokens may be seen."""
+  """The scores of one condition.
+
+  Of each question at each depth, [N, depths]: `loss`; `right`, whether the answer was right; `first`, whether the fact
+  that moves was the first of the chunks seen; `found`, whether all needed facts were seen. `budget` and `budget_tokens`
+  are the numbers of facts and of tokens that may be seen.
+  """
 
   loss: np.ndarray
   right: np.ndarray
@@ -43,7 +47,7 @@ class Curve(NamedTuple):
 
 
 class Scored(NamedTuple):
-  """Answers to N questions: the mean loss of each and whether it was right [N], and which chunks were seen [N, k]."""
+  """Answers to N questions: mean loss and whether right, [N], and the slots of the chunks seen, [N, k]."""
 
   loss: np.ndarray
   right: np.ndarray
@@ -61,9 +65,9 @@ def measure(
   tokens: int = 16_384,
   changed: bool = False,
 ) -> Curve:
-  """Ask `questions` test questions at each depth; `changed` states and expects another value in each.
+  """Ask `questions` test questions at each depth, about `tokens` tokens in a batch.
 
-  About `tokens` tokens are read at once.
+  `changed`: the needed fact states another value, and that value is the right answer.
   """
   places = task.depths(depths)
   at = lambda depth: of_facts(task.episodes("test", range(questions), [depth] * questions, changed=changed))
@@ -85,7 +89,7 @@ def score(
   tokens: int = 16_384,
   seed: int = 0,
 ) -> Scored:
-  """Answer the question of each context; `seed` draws the chunks of `random`."""
+  """Answer the question of each context; `seed` draws the chunks of the visibility `random`."""
   slots = _slots(reader, params, batch, visibility, tokens, seed)
   width = batch.chunks.shape[2] + 1  # [MEM] stands before each chunk
   return Scored(*_answer(reader, params, batch, slots, tokens // (slots.shape[1] * width)), slots)
@@ -101,7 +105,7 @@ def recall_among(reader: MemoryReader, params: Params, task: Facts) -> np.ndarra
 def _slots(
   reader: MemoryReader, params: Params, batch: ContextBatch, visibility: Visibility, tokens: int, seed: int
 ) -> np.ndarray:
-  """Return which chunks of its own context each question sees, int [N, k], -1: none."""
+  """Return the chunks of its own context that each question sees, as their places in it, int [N, k]; -1: none."""
   n = batch.chunks.shape[1]
   if visibility in ("memory", "deleted"):
     embedded, parts = _embedded(reader, params, batch, tokens), []
@@ -120,7 +124,7 @@ def _slots(
 def _embedded(
   reader: MemoryReader, params: Params, batch: ContextBatch, tokens: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-  """Embed every distinct chunk once, as the same facts stand in other orders; return what gives those of contexts."""
+  """Embed every distinct chunk once, since contexts share facts; return the function from contexts to embeddings."""
   n, width = batch.chunks.shape[1:]
   rows = np.concatenate([batch.chunks.reshape(-1, width), batch.chunk_lengths.reshape(-1, 1)], axis=1)
   distinct, of_chunk = np.unique(rows, axis=0, return_inverse=True)
@@ -137,12 +141,12 @@ def _embedded(
 def _answer(
   reader: MemoryReader, params: Params, batch: ContextBatch, slots: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Answer with the chunks at `slots`, `size` questions at once. Returns the mean losses and what was right, [N].
+  """Answer with the chunks at `slots`, `size` questions at once. Returns mean losses and whether right, each [N].
 
-  Only those chunks are given to the compiled program, so that one serves contexts of every length.
+  The compiled program gets these chunks alone, so that one program serves contexts of every length.
   """
   k = slots.shape[1]
-  order = np.argsort(np.where(slots >= 0, slots, batch.chunks.shape[1]), axis=1, kind="stable")  # as they were read
+  order = np.argsort(np.where(slots >= 0, slots, batch.chunks.shape[1]), axis=1, kind="stable")  # in reading order
   shown = np.take_along_axis(slots, order, axis=1)
   at = np.maximum(shown, 0)
   narrow = batch._replace(
@@ -162,14 +166,14 @@ def _answer(
 
 
 def _parts(n: int, size: int) -> Iterator[np.ndarray]:
-  """Yield 0..n-1 in parts of one size; the last one is filled up with n - 1, so that one program serves all."""
+  """Yield 0..n-1 in parts of one size; the last part is padded with n - 1, so that one program serves all parts."""
   size = max(1, min(size, n))
   for start in range(0, n, size):
     yield np.minimum(np.arange(start, start + size), n - 1)
 
 
 def variance_change(before: Curve, after: Curve) -> dict[str, Any]:
-  """Compare how much the mean loss varies over depths: the variances, and their difference with its interval."""
+  """Return the variance of the mean loss over depths before and after, and the interval of its difference."""
   over_depth = lambda losses: float(np.var(losses.mean(axis=0)))
   interval = bootstrap_difference(after.loss, before.loss, over_depth)
   return {"before": over_depth(before.loss), "after": over_depth(after.loss), "interval": list(interval)}

@@ -1,4 +1,4 @@
-"""The REFRAG experiment: teach the format, let the reward find the strategy, report it beside its reference lines."""
+"""The REFRAG experiment: supervision teaches the format, the reward the strategy; the report compares conditions."""
 
 import dataclasses
 import time
@@ -41,7 +41,7 @@ from selfrag_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class TwoHopData(Checked):
-  """The embedded task: questions over a fresh random table of facts."""
+  """The built-in task: questions over a fresh random table of facts."""
 
   name: str
   n_entities: Annotated[int, Range(4, 2**16)] = 32
@@ -58,8 +58,8 @@ class PassagesData(Checked):
   document_tokens: Count = 128
   prompt_tokens: Count = 128
   index: Literal["title_text", "title"] = "title_text"
-  ratios: tuple[Share, Share, Share, Share] = (0.4, 0.2, 0.1, 0.3)  # of the questions: sft, rl, validation, test
-  cloze: Share = 0.5  # of the demonstrations are about sentences of the passages
+  ratios: tuple[Share, Share, Share, Share] = (0.4, 0.2, 0.1, 0.3)  # shares of the questions: sft, rl, validation, test
+  cloze: Share = 0.5  # share of the demonstrations that are about sentences of the passages
   seed: Seed = 0
 
   def __post_init__(self):
@@ -70,7 +70,7 @@ class PassagesData(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Checked):
-  """Greedy evaluation on held-out questions: `periodic` of them while training, `final` for the report."""
+  """Greedy evaluation on held-out questions: `periodic` questions while training, `final` questions for the report."""
 
   periodic: Count = 256
   final: Count = 1024
@@ -91,7 +91,7 @@ SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, "memory": MemoryConf
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a config describes. `base_params` are the pretrained ones; None for a model from scratch."""
+  """A config and the objects built from it. `base_params`: the pretrained parameters; None: from scratch."""
 
   config: dict[str, Any]
   mesh: Mesh
@@ -112,12 +112,12 @@ class Experiment:
 
   @property
   def document_budget(self) -> int:
-    """How many documents a policy may see."""
+    """The number of documents that a policy may see."""
     return self.rollout.max_hops * self.rollout.documents_per_hop
 
   @property
   def metadata(self) -> dict[str, Any]:
-    """What a checkpoint says about itself."""
+    """The metadata of a checkpoint."""
     return base.metadata(self.config, self.model, self.task.tokenizer)
 
   def evaluate(
@@ -158,13 +158,13 @@ class Experiment:
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
+  """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in OWN.items()}
   data: Any = settings(DATA[config["data"]["name"]], config["data"], "data")
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
-  folder = read_folder(data, config["init"])  # before weights are downloaded
+  folder = read_folder(data, config["init"])  # an error here comes before weights are downloaded
   pretrained = load_pretrained(config["init"]) if config["init"] else None
   task = make_task(data, folder, pretrained, sections["rollout"].max_query_tokens)
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
@@ -172,7 +172,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=params)
   experiment = Experiment(config, mesh, params, task, model, runner, **sections)
-  with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
+  with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)
     check_shards(sft.abstract_state())
     sft.batch(0)
@@ -183,7 +183,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 
 def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | None:
-  """Read the questions and passages that `config.data` names; None for a task that makes its own."""
+  """Read the questions and passages that `config.data` names; None for the built-in task, which makes its own."""
   if isinstance(section, TwoHopData):
     return None
   if not section.path:
@@ -196,7 +196,7 @@ def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | Non
 def make_task(
   section: TwoHopData | PassagesData, folder: QAFolder | None, pretrained: Pretrained | None, max_query_tokens: int
 ) -> SearchTask:
-  """Build the task over `folder`, or the embedded one, from the other keys of `config.data`."""
+  """Build the task over `folder`, or the built-in one, with the other keys of `config.data`."""
   options = {key: value for key, value in vars(section).items() if key not in ("name", "path")}
   if folder is None or pretrained is None:
     return TwoHopSearch(**options)
@@ -218,13 +218,13 @@ def dry_run(experiment: Experiment) -> None:
   print(visualize_tokenization(experiment.task.tokenizer, batch["tokens"][0, :n], batch["mask"][0, :n], color=False))
 
 
-SCORES = ("em", "f1", "all_gold", "valid")  # of each condition
-TIES = 32  # documents that BM25 ranks behind the last: of those with its score, the first in the corpus is taken
+SCORES = ("em", "f1", "all_gold", "valid")  # reported for each condition
+TIES = 32  # documents asked for beyond the budget: of equal scores, the first document in the corpus is taken
 COUNTS = ("dropped_questions", "unanswered_questions", "cut_passages")  # of questions and passages of a folder
 
 
 class Condition(NamedTuple):
-  """One line of the report: which policy, with which retriever and bounds."""
+  """One line of the report: a policy, a description, its retriever and its most hops (None: as in training)."""
 
   policy: str
   text: str
@@ -253,7 +253,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Report like `run`, from the checkpoints of the last steps."""
+  """Report as `run` does, but from the checkpoints of the last steps."""
   return _report(experiment, workdir, base.by_reading(workdir, experiment.metadata))
 
 
@@ -271,7 +271,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
 
 
 def _policies(experiment: Experiment, take: base.TakePhase) -> dict[str, Params]:
-  """Return what each phase ends with, in the order in which they are trained."""
+  """Return the final parameters of each phase, in the order of training."""
   policies: dict[str, Params] = {} if experiment.base_params is None else {"base": experiment.base_params}
   policies["sft"] = take(experiment.sft_phase("sft", experiment.sft))
   if experiment.sft_gold.steps:
@@ -282,7 +282,7 @@ def _policies(experiment: Experiment, take: base.TakePhase) -> dict[str, Params]
 
 
 def evaluate_all(experiment: Experiment, policies: Mapping[str, Params]) -> dict[str, Scores]:
-  """Evaluate every condition whose policy there is on the same held-out questions."""
+  """Evaluate every condition that has a policy, all on the same held-out questions."""
   scores, n = {}, experiment.evaluation.final
   for name, condition in _conditions(experiment, policies).items():
     kind: Any = bm25(experiment) if condition.kind == "bm25" else condition.kind
@@ -304,13 +304,13 @@ def value_names(experiment: Experiment) -> set[str]:
 
 
 def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, Condition]:
-  """Return the conditions whose policy there is."""
+  """Return the conditions that have a policy; BM25 needs passages."""
   by_words = isinstance(experiment.task, PassageSearch)
   return {name: c for name, c in CONDITIONS.items() if c.policy in policies and (by_words or c.kind != "bm25")}
 
 
 def bm25(experiment: Experiment) -> HostRetrieve:
-  """Return a host retriever over the passages of a task: BM25 with its defaults."""
+  """Return a host retriever over the task's passages: BM25 with its defaults."""
   task: Any = experiment.task
   corpus, budget, retriever = task.corpus, experiment.document_budget, BM25Retriever()
   retriever.add_documents(Document(str(slot), **document) for slot, document in enumerate(task.documents))
@@ -352,7 +352,7 @@ def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str,
 
 
 def bm25_of_questions(experiment: Experiment) -> float:
-  """Return how often BM25 finds all gold passages with the question alone, given as many documents as the policy."""
+  """Return the share of questions whose gold passages BM25 finds all, asked the question, in the policy's budget."""
   task: Any = experiment.task
   indices = np.arange(task.size("test"))
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
@@ -362,7 +362,7 @@ def bm25_of_questions(experiment: Experiment) -> float:
 
 
 def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row a condition."""
+  """Yield the header and one row per condition."""
   yield ["condition", "em", "low", "high", *SCORES[1:]]
   for name, interval in report["em_interval"].items():
     em, *others = (f"{report[field][name]:.4f}" for field in SCORES)

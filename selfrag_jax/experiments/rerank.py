@@ -1,4 +1,4 @@
-"""Training a cross-encoder on judged queries, and what it adds to BM25 on titles that it has never seen."""
+"""The experiment that trains a cross-encoder on judged queries and compares it with BM25 on unseen titles."""
 
 import dataclasses
 import os
@@ -38,12 +38,12 @@ from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.rerank import RerankPhase, RerankPhaseConfig
 from selfrag_jax.typing import Params
 
-WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses
+WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the cross-encoder's score; validation chooses one
 
 
 @dataclasses.dataclass(frozen=True)
 class Periodic(Checked):
-  """How many validation queries are scored while a model trains."""
+  """The number of validation queries that are scored while a model trains."""
 
   periodic: Count = 50
 
@@ -53,7 +53,7 @@ SECTIONS = {**TRAINED, "data": JudgedTitles, "rerank": RerankPhaseConfig, "loop"
 
 @dataclasses.dataclass
 class Experiment:
-  """A cross-encoder, the parts of the collection by name (train, valid, test), and how it is trained."""
+  """A cross-encoder, the parts of the collection by name (train, valid, test), and the settings of the training."""
 
   config: dict[str, Any]
   mesh: Mesh
@@ -65,13 +65,13 @@ class Experiment:
 
   @cached_property
   def periodic(self) -> Judged:
-    """The validation queries that are scored while it trains: some of them, evenly."""
+    """The validation queries that are scored during the training, spread evenly over all."""
     valid, n = self.data["valid"], self.evaluation.periodic
     chosen = list(valid.queries)[:: max(len(valid.queries) // n, 1)][:n]
     return Judged(valid.documents, {q: valid.queries[q] for q in chosen}, {q: valid.qrels[q] for q in chosen})
 
   def phase(self) -> RerankPhase:
-    """Make the phase."""
+    """Return the training phase."""
     section = self.settings
     task = RankingTask(self.data["train"], section.negatives, mined=section.depth, seed=self.config["seed"])
     return RerankPhase(
@@ -85,7 +85,7 @@ class Experiment:
     )
 
   def validate(self, params: Params) -> dict[str, float]:
-    """Score a cross-encoder, alone, on the periodic queries."""
+    """Score a cross-encoder on the periodic queries, without BM25's scores."""
     return {name: float(x.mean()) for name, x in self.rerank(self.periodic, self.reader(params), 1.0).items()}
 
   def reader(self, params: Params) -> Reranker:
@@ -93,14 +93,14 @@ class Experiment:
     return CrossEncoder(self.encoder.config, params, self.encoder.tokenizer)
 
   def rerank(self, data: Judged, reranker: Reranker, weight: float) -> Scores:
-    """Score BM25's ranking of a part of the collection, put in order by `reranker`."""
+    """Rerank BM25's rankings of a part of the collection with `reranker`, and score them."""
     retriever = RerankRetriever(BM25Retriever(), reranker, depth=self.settings.depth, weight=weight)
     retriever.add_documents(data.documents)
     return score(retriever, data)
 
 
 class Remembered:
-  """A reranker that reads each pair once: the weights are tried on the same scores."""
+  """A reranker that keeps its scores, so that all weights are tried on one reading of the pairs."""
 
   def __init__(self, reranker: Reranker):
     self._reranker, self._known = reranker, {}
@@ -114,7 +114,7 @@ class Remembered:
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and load what it names. Raises ValueError with the fix where it does not fit."""
+  """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
   mesh = make_mesh(config["mesh"])
   section = settings(RerankPhaseConfig, config["rerank"], "rerank")
@@ -122,7 +122,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   encoder = load_text_encoder(config["init"])
   if not isinstance(encoder, BertEncoder):
     raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
-  # rows that are longer hold nothing more, and there are no positions for them
+  # texts are cut there: longer rows hold only pads, and the encoder has no positions for them
   section = dataclasses.replace(section, tokens=min(section.tokens, encoder.max_tokens))
   start = CrossEncoder.from_encoder(encoder, jax.random.key(config["seed"]))
   evaluation = settings(Periodic, config["evaluation"], "evaluation")
@@ -130,18 +130,18 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train, write the cross-encoder to `workdir/reranker`, and compare with BM25; `rerank.json`, `.csv` and `.png`."""
+  """Train, write the cross-encoder to `workdir/reranker`, and report it beside BM25: `rerank.json`, `.csv`, `.png`."""
   return _report(experiment, workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Report like `run`, from the checkpoint of the last step."""
+  """Report as `run` does, but from the checkpoint of the last step."""
   return _report(experiment, workdir, by_reading(workdir, {}))
 
 
 def _report(experiment: Experiment, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
   workdir, data = epath.Path(workdir), experiment.data
-  experiment.encoder.check_folder(os.fspath(workdir / "reranker"))  # now, and not after the training
+  experiment.encoder.check_folder(os.fspath(workdir / "reranker"))  # an error comes now, not after the training
   print(sizes(data), flush=True)
   with jax.set_mesh(experiment.mesh):
     params = jax.device_get(take(experiment.phase()))
@@ -166,7 +166,7 @@ def value_names(experiment: Experiment) -> set[str]:
 
 
 def dry_run(experiment: Experiment) -> None:
-  """Print mesh, parameters, the memory that the compiled update needs, and the first example."""
+  """Print the mesh, the parameters, the memory that the compiled update needs, and the first example."""
   phase = experiment.phase()
   with jax.set_mesh(experiment.mesh):
     print_encoder_plan(experiment.mesh, experiment.encoder.params, {"rerank": phase})

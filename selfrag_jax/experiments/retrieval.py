@@ -1,4 +1,4 @@
-"""Retrievers on judged queries: how well each ranks, how long a query takes, and how sure the differences are."""
+"""The comparison of retrievers on judged queries: ranking quality, time of a query, and intervals of differences."""
 
 import dataclasses
 import io
@@ -37,7 +37,7 @@ class JudgedSplit(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Parts(Checked):
-  """Shares of the titles of a collection."""
+  """The share of a collection's titles in each part."""
 
   train: Positive = 0.5
   valid: Positive = 0.1
@@ -46,7 +46,7 @@ class Parts(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class JudgedTitles(Checked):
-  """A judged collection whose titles are dealt to parts, by a seed."""
+  """A judged collection whose titles are split into parts by a seed."""
 
   path: str = ""
   parts: Parts = Parts()
@@ -63,12 +63,12 @@ SECTIONS = {
   "batch_size": Count,
 }
 KS = (1, 5, 10)
-TIMING_BUDGET_SECONDS = 60  # of asking all queries a second time, to measure how long a query takes
+TIMING_BUDGET_SECONDS = 60  # queries are asked a second time, for their time alone, if that takes no longer
 
 
 @dataclasses.dataclass
 class Experiment:
-  """A judged collection and the retrievers, without documents, that are to rank it."""
+  """A judged collection and the retrievers that will rank it, which have no documents yet."""
 
   config: dict[str, Any]
   data: Judged
@@ -76,7 +76,7 @@ class Experiment:
 
 
 class Scores(dict[str, np.ndarray]):
-  """Each metric's values, [N] in the order of the queries; `ms_per_query` beside them."""
+  """The values of each metric, [N] in the order of the queries, and the milliseconds that a query takes."""
 
   ms_per_query: float = 0.0
 
@@ -84,8 +84,8 @@ class Scores(dict[str, np.ndarray]):
 def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = KS, batch_size: int = 32) -> Scores:
   """Ask a retriever all queries and score its rankings.
 
-  `ms_per_query` is the median over the batches; they are asked again for it if that takes no minute, since the first
-  time builds indexes and compiles programs.
+  `ms_per_query` is the median over the batches. All are asked twice if that takes less than a minute, and the second
+  time counts, since the first builds indexes and compiles programs.
   """
   texts, times = list(data.queries.values()), []
 
@@ -146,14 +146,14 @@ def value_names(experiment: Experiment) -> set[str]:
 
 
 def names_of_values(names: Iterable[str], baseline: str, ks: Sequence[int] = KS) -> set[str]:
-  """Return the names of the numbers that `summarize` gives of retrievers."""
+  """Return the names of the numbers that `summarize` reports for these retrievers."""
   of_each = [*(f"recall@{k}" for k in ks), "ndcg@10", "mrr@10", "all_gold@10", "ms_per_query"]
   found = {f"{name}.{value}" for name in names for value in of_each}
   return found | {f"{name}.ndcg@10_difference" for name in names if name != baseline}
 
 
 def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
-  """Let dense retrievers of one model share it, and the vectors of the collection."""
+  """Make dense retrievers of the same model share the model and its vectors of the collection."""
   corpus, shared = {document.text for document in data.documents}, {}
   for part in (part for retriever in retrievers for part in dense_parts(retriever)):
     name = part.settings["model_name"]
@@ -164,7 +164,7 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
 
 
 def read_parts(section: JudgedTitles) -> dict[str, Judged]:
-  """Read a collection and split it by title, or by the files of `qrels/`. Raises ValueError with the fix."""
+  """Read a collection split by its files in `qrels/`, or else by title. Raises ValueError with the fix."""
   if not section.path:
     raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
   if not (epath.Path(section.path) / "qrels").is_dir():
@@ -174,19 +174,19 @@ def read_parts(section: JudgedTitles) -> dict[str, Judged]:
 
 
 def bm25_scores(data: Judged) -> Scores:
-  """Score BM25, with its defaults, on a part."""
+  """Score BM25, with its defaults, on a part of a collection."""
   words = BM25Retriever()
   words.add_documents(data.documents)
   return score(words, data)
 
 
 def sizes(parts: Mapping[str, Judged]) -> str:
-  """Say how large the parts are."""
+  """Format the numbers of queries and documents in each part."""
   return ", ".join(f"{part} {len(d.queries):,} queries on {len(d.documents):,} documents" for part, d in parts.items())
 
 
 def dry_run(experiment: Experiment) -> None:
-  """Print how large the collection is, the retrievers, and the first query."""
+  """Print the size of the collection, the retrievers, and the first query."""
   data = experiment.data
   print(_size(data))
   for name, retriever in experiment.retrievers.items():
@@ -195,7 +195,7 @@ def dry_run(experiment: Experiment) -> None:
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Index and ask with every retriever; write `retrieval.json`, `.csv` and `.png`."""
+  """Index the collection with every retriever and ask it all queries; write `retrieval.json`, `.csv` and `.png`."""
   workdir, data, config = epath.Path(workdir), experiment.data, experiment.config
   print(_size(data), flush=True)
   scores, report = {}, {"documents": len(data.documents), "queries": len(data.queries), "config": config}
@@ -219,9 +219,9 @@ def _size(data: Judged) -> str:
 def write_report(
   workdir: epath.Path, name: str, scores: Mapping[str, Scores], facts: Mapping[str, Any], baseline: str = ""
 ) -> dict[str, Any]:
-  """Write `NAME.json`, the facts beside the summary, `NAME.csv` and `NAME.png`; print the table, return the report.
+  """Write `NAME.json` with the facts and the summary, `NAME.csv` and `NAME.png`; print the table, return the report.
 
-  `NAME.npz` has the values of each query, as `RETRIEVER.metric`, for paired tests over several runs.
+  `NAME.npz` gets the values of each query, as `RETRIEVER.metric`, for paired tests over several runs.
   `baseline`: the retriever that the others are compared with (empty: the first).
   """
   baseline = baseline or next(iter(scores))
@@ -236,7 +236,7 @@ def write_report(
 
 
 def summarize(scores: Mapping[str, Scores], baseline: str) -> dict[str, Any]:
-  """Return `NAME.metric` with intervals of nDCG@10, and its paired difference to that of the baseline."""
+  """Return each mean as `NAME.metric`, the interval of nDCG@10, and its paired difference to the baseline's."""
   report: dict[str, Any] = {}
   first = scores[baseline]
   for name, found in scores.items():
@@ -256,7 +256,7 @@ def line(scores: Scores) -> str:
 
 
 def as_rows(scores: Mapping[str, Scores]) -> Iterator[list[Any]]:
-  """Yield the header and one row a retriever."""
+  """Yield the header and one row per retriever."""
   metrics = list(next(iter(scores.values())))
   yield ["retriever", *metrics, "ms_per_query"]
   for name, found in scores.items():

@@ -1,7 +1,7 @@
-"""The three phases of the Self-RAG memory: pretrain, train with memory, train to recall from any position.
+"""The experiment of the Self-RAG memory in three phases: pretraining, training with memory, recall from any position.
 
-A config has the sections of the phases that it trains. `init` names the workdir of an earlier run: the phases after its
-last one are trained, from where that left the model.
+A config has one section for each phase that it trains. `init` names the workdir of an earlier run: the training goes on
+from the model of that run's last phase, with the phases that follow it.
 """
 
 import dataclasses
@@ -44,20 +44,20 @@ class FactsData(Checked):
   name: str
   text: tuple[ListKind, ...]  # the kinds of lists take turns
   variant: str = "kv"
-  n_facts: Count = 128  # of a context
-  n_questions: Count = 16  # about it
+  n_facts: Count = 128  # in a context
+  n_questions: Count = 16  # about a context
   seed: Seed = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles(Checked):
-  """Text files."""
+  """Text files to pretrain on and to remember."""
 
   name: str
   path: str = ""
   tokenizer: str = "byte"  # or a SentencePiece .model file, or a folder with the tokenizer.json of a byte-level BPE
   row_tokens: Annotated[int, Range(2, 2**24)] = 256
-  n_chunks: Count = 16  # of a context to remember
+  n_chunks: Count = 16  # in a context to remember
   chunk_tokens: Annotated[int, Range(4, 2**24)] = 32
   seed: Seed = 0
 
@@ -74,21 +74,22 @@ SECTIONS = {
   "self_rag": SelfRAGConfig,
   "loop": LoopConfig,
 }
-UNUSED = ("self_rag.d_model", "self_rag.n_layers", "self_rag.n_heads")  # the model is the section `model`
-# how well a reader does on held-out contexts of facts, and of text
+UNUSED = ("self_rag.d_model", "self_rag.n_layers", "self_rag.n_heads")  # the section `model` describes the model
+# the scores of a reader on held-out contexts of facts, and of text
 FACT_SCORES, TEXT_SCORES = ("accuracy", "recall_at_1", "loss"), ("loss", "loss_given_gold", "loss_without")
 
 
 def sections(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the sections of a config, those of the phases that it has included."""
+  """Return the sections of a config, with one for each phase that it has."""
   return SECTIONS | {name: cls for name, cls in PHASES.items() if name in config}
 
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a config describes; `phases` are the settings of those that are left to train, in their order.
+  """A config and the objects built from it.
 
-  `start` is what the first of them starts from; None: from scratch.
+  `phases`: the settings of each phase that is left to train, in the order of training. `start`: the model that the
+  first phase starts from; None: from scratch.
   """
 
   config: dict[str, Any]
@@ -102,7 +103,7 @@ class Experiment:
 
   @property
   def metadata(self) -> dict[str, Any]:
-    """What a checkpoint says about itself."""
+    """The metadata of a checkpoint."""
     return metadata(self.config, self.model, self.data.tokenizer)
 
   def phase(self, name: str, params: Params | None) -> Pretrain | MemoryPhase:
@@ -122,7 +123,7 @@ class Experiment:
     return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
 
   def planned(self) -> dict[str, Pretrain | MemoryPhase]:
-    """Make the phases as they will run, each from the shapes that the one before leaves."""
+    """Make all phases, each from the shapes of the parameters of the phase before."""
     phases: dict[str, Pretrain | MemoryPhase] = {}
     params = self.start.params if self.start else None
     for name in self.phases:
@@ -131,7 +132,7 @@ class Experiment:
     return phases
 
   def validate(self, params: Params) -> dict[str, float]:
-    """Score a reader on a few held-out contexts: of facts at every depth, of text beside the same without memory."""
+    """Score a reader on a few held-out contexts: facts at 8 depths, or text with memory, gold chunks and no memory."""
     if isinstance(self.data, TextData):
       batch = self.data.contexts("valid", range(64))
       visibilities: Any = {"loss": "memory", "loss_given_gold": "oracle", "loss_without": "none"}
@@ -142,7 +143,7 @@ class Experiment:
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config (nested dicts) and build what it describes. Raises ValueError with the fix where it does not fit."""
+  """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, sections(config))
   mesh = make_mesh(config["mesh"])
   data = _make_data(config["data"])
@@ -160,7 +161,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   reader = MemoryReader(model, rag, memory_tokens(data.tokenizer), mesh)
   loop = settings(LoopConfig, config["loop"], "loop")
   experiment = Experiment(config, mesh, data, model, reader, start, phases, loop)
-  with jax.set_mesh(mesh):  # the phases check their batches: the last one now, not after hours of the first
+  with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for phase in experiment.planned().values():
       phase.batch(0)
       check_shards(phase.abstract_state())
@@ -168,7 +169,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 
 
 def make_tokenizer(section: Mapping[str, Any]) -> Tokenizer:
-  """Return the tokenizer of the section `data` of a config."""
+  """Return the tokenizer that the section `data` of a config names."""
   return Facts(section["variant"]).tokenizer if section["name"] == "facts" else open_tokenizer(section["tokenizer"])
 
 
@@ -181,7 +182,7 @@ def _make_data(section: Mapping[str, Any]) -> FactData | TextData:
 
 
 def last_phase(workdir: epath.PathLike) -> str | None:
-  """Return the last of the phases that a workdir has checkpoints of; other models may lie beside them."""
+  """Return the last phase with checkpoints in a workdir, which may hold other models too; None if there is none."""
   return next((phase for phase in reversed(PHASES) if checkpoints(workdir, phase).exists()), None)
 
 
@@ -195,13 +196,13 @@ def _load_start(workdir: str, data: FactData | TextData, model: ModelConfig, mes
 
 
 class NotLearnedError(RuntimeError):
-  """A phase has ended without what the next one builds on."""
+  """A phase has ended with a loss that is too high for the next phase."""
 
 
 def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Params]:
   """Train the phases one after the other, each from its newest checkpoint; return the parameters after each.
 
-  Raises NotLearnedError where a phase ends below what its settings say that the next one needs.
+  Raises NotLearnedError if a phase ends with a validation loss above its `needed_loss`.
   """
 
   def take(phase: Phase, **origin: Any) -> Params:
@@ -210,7 +211,7 @@ def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, P
     if config.needed_loss and (loss := phase.evaluate(state)["loss"]) > config.needed_loss:
       raise NotLearnedError(
         f"phase {name} ended after {config.steps} steps with a validation loss of {loss:.3f}, the next one needs "
-        f"{config.needed_loss:g} (config.{name}.needed_loss): run again with more config.{name}.steps, it goes on"
+        f"{config.needed_loss:g} (config.{name}.needed_loss): run again with more config.{name}.steps to go on"
       )
     return state.params
 
@@ -218,7 +219,7 @@ def train_phases(experiment: Experiment, workdir: epath.PathLike) -> dict[str, P
 
 
 def _policies(experiment: Experiment, take: TakePhase) -> dict[str, Params]:
-  """Return the parameters after each phase, the one that the run starts from included."""
+  """Return the parameters after each phase, including the phase that the run starts from."""
   policies: dict[str, Params] = {}
   params, origin = None, {}
   if experiment.start:
@@ -232,7 +233,7 @@ def _policies(experiment: Experiment, take: TakePhase) -> dict[str, Params]:
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train the phases, and print and return how well the last one reads."""
+  """Train the phases; print and return the scores after the last one."""
   announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
     scores = experiment.validate(list(train_phases(experiment, workdir).values())[-1])
@@ -241,7 +242,7 @@ def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Score what each phase has left in the workdir on held-out contexts; write `self_rag.json` and `.csv`."""
+  """Score the final parameters of each phase on held-out contexts; write `self_rag.json` and `.csv`."""
   announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
     policies = _policies(experiment, by_reading(workdir, experiment.metadata))

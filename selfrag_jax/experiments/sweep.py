@@ -1,4 +1,4 @@
-"""Runs of several experiments, each by itself, and then medians and ranges over the seeds of a group."""
+"""A sweep: independent runs of several experiments, and medians and ranges over the seeds of each group of runs."""
 
 import io
 import re
@@ -21,13 +21,12 @@ from selfrag_jax.train.workdir import open_workdir
 
 
 class Kind(NamedTuple):
-  """An experiment whose runs are summarised: its name, the file of its report, and which of its numbers count.
+  """An experiment whose runs are summarised: its name, the file of its report, and a pattern of its numbers' names.
 
-  `evaluation_trains`: its report is that of `evaluate`, which trains what is missing; others end `run` with it.
-
-  `shown` are those of the terminal and the figure. `paired`: pairs of arrays of the file beside the report, with a
-  value for each question, whose difference has an interval over runs and questions together. `figure` draws the reports
-  of a group into a file.
+  `shown`: the numbers in the terminal and the figure. `paired`: pairs of arrays in the .npz file beside the report,
+  with a value for each question, whose difference gets an interval over runs and questions together. `figure` draws the
+  reports of a group into a file. `evaluation_trains`: `evaluate` trains missing phases and writes the report; the `run`
+  of other experiments does both.
   """
 
   name: str
@@ -67,7 +66,7 @@ KINDS = {
 
 
 class Run(NamedTuple):
-  """One run: its kind, and the experiment that its config describes."""
+  """One run: its kind, and the experiment built from its config."""
 
   kind: Kind
   experiment: Any
@@ -78,7 +77,7 @@ SECTIONS = {"data": FilesPath, "runs": Mapping}
 
 
 def build(config: Mapping[str, Any]) -> Groups:
-  """Check the configs of all runs and build what they describe. Raises ValueError, naming the run."""
+  """Check the configs of all runs and build their experiments. Raises ValueError, naming the run."""
   groups: Groups = {}
   for group, runs in config["runs"].items():
     for name, run in runs.items():
@@ -95,7 +94,7 @@ def build(config: Mapping[str, Any]) -> Groups:
 
 
 def value_names(experiment: Groups) -> set[str]:
-  """Return the names of the numbers that the summary will have, if every run ends."""
+  """Return the names of the numbers that the summary will have if every run succeeds."""
   found = set()
   for group, runs in experiment.items():
     of_all = [
@@ -111,17 +110,16 @@ def value_names(experiment: Groups) -> set[str]:
 
 
 def dry_run(experiment: Groups) -> None:
-  """Print the runs of each group; the dry run of their own config says what one takes."""
+  """Print the runs of each group; the dry run of a run's own config prints the memory that it needs."""
   for group, runs in experiment.items():
     print(f"{group}: {', '.join(runs)}")
 
 
 def evaluate(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
-  """Run what has not been run; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
+  """Make the missing runs; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
 
-  A group whose kind has a figure gets that as `GROUP.png`.
-
-  A run that has not learned what its next phase needs is counted, and stops no other.
+  A group whose kind has a figure gets it as `GROUP.png`. A run that raises NotLearnedError or NonFiniteLossError is
+  counted and does not stop the others.
   """
   workdir = epath.Path(workdir)
   reports: dict[str, dict[str, Any]] = {group: {} for group in experiment}
@@ -143,11 +141,11 @@ def evaluate(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
   return publish(workdir, reports, {group: next(iter(runs.values())).kind for group, runs in experiment.items()})
 
 
-run = evaluate  # its phases are those of its runs
+run = evaluate  # a sweep has no phases beside those of its runs
 
 
 def read_done(workdir: epath.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, Kind]]:
-  """Read the reports that a folder has, by group and run, and of which kind each group is. ValueError for none."""
+  """Read the reports in a folder, by group and run, and the kind of each group. Raises ValueError if there is none."""
   reports: dict[str, dict[str, Any]] = {}
   kinds: dict[str, Kind] = {}
   for kind in KINDS.values():
@@ -163,7 +161,7 @@ def read_done(workdir: epath.PathLike) -> tuple[dict[str, dict[str, Any]], dict[
 def publish(
   workdir: epath.PathLike, reports: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
 ) -> dict[str, Any]:
-  """Write and print the summary of the reports of each group; a text in their place says why a run ended."""
+  """Write and print the summary of each group's reports; a text in place of a report says why its run ended."""
   workdir = epath.Path(workdir)
   summary = {group: summarize(of, kinds[group]) for group, of in reports.items()}
   write_report(workdir, "sweep", summary, as_rows(summary))
@@ -177,7 +175,7 @@ def publish(
 
 
 def _read(path: epath.Path, kind: Kind) -> dict[str, Any]:
-  """Read the report of a run. Raises ValueError, naming the file, for anything else."""
+  """Read the report of a run. Raises ValueError, naming the file, for any other content."""
   report = read_json_object(path, "the report of a run")
   try:
     if kind.paired:
@@ -192,7 +190,7 @@ def _read(path: epath.Path, kind: Kind) -> dict[str, Any]:
 
 
 def summarize(reports: Mapping[str, Mapping[str, Any] | str], kind: Kind) -> dict[str, Any]:
-  """Take medians and ranges over the runs of a group, and count the checks that hold; a text is why a run ended."""
+  """Take medians and ranges over a group's runs, and count checks that hold; a text says why its run has no report."""
   ended = {name: report for name, report in reports.items() if isinstance(report, str)}
   done = {name: report for name, report in reports.items() if not isinstance(report, str)}
   of_runs = {name: {k: v for k, v in numbers(r).items() if kind.numbers.fullmatch(k)} for name, r in done.items()}
@@ -219,13 +217,13 @@ def summarize(reports: Mapping[str, Mapping[str, Any] | str], kind: Kind) -> dic
 
 
 def _over_runs_and_questions(reports: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
-  """Compare what is paired. Raises ValueError where the runs were asked different questions."""
+  """Compare the paired arrays. Raises ValueError if the runs were asked different questions."""
   paired = {}
   for name in [f"{a} - {b}" for a, b in kind.paired] if reports else ():
     rows = [report["paired"][name] for report in reports.values()]
     if len({len(row) for row in rows}) > 1:
       runs = ", ".join(reports)
-      raise ValueError(f"{runs} were asked other questions than each other: give them one data.seed and path")
+      raise ValueError(f"{runs} were asked different questions: give them one data.seed and path")
     each = np.array(rows)
     facts = {"runs": len(rows), "questions": each.shape[1], "difference": float(each.mean())}
     paired[name] = facts | {"interval": list(crossed_interval(each))}
@@ -233,7 +231,7 @@ def _over_runs_and_questions(reports: Mapping[str, Mapping[str, Any]], kind: Kin
 
 
 def as_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row a group and number."""
+  """Yield the header and one row per group and number."""
   yield ["group", "number", "runs", "median", "low", "high"]
   for group, found in summary.items():
     for name, value in found["values"].items():
@@ -241,7 +239,7 @@ def as_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-  """Format the summary for a terminal: the median and the range of what counts most."""
+  """Format the summary for a terminal: the median and the range of each number that is shown."""
   lines = []
   for group, found in summary.items():
     ended = f", {found['not_learned']} ended without what their next phase needs" if found["not_learned"] else ""

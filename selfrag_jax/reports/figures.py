@@ -1,4 +1,4 @@
-"""Figures of the experiments. matplotlib is imported only when one is drawn."""
+"""Figures of the experiments. matplotlib is imported only when a figure is drawn."""
 
 import io
 import itertools
@@ -38,7 +38,7 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
   sampled = read_metrics(workdir, "rl", "exact_match")
   steps, greedy = read_metrics(workdir, "rl", "eval/exact_match")
-  _, before = read_metrics(workdir, "sft", "eval/exact_match")  # of the same questions
+  _, before = read_metrics(workdir, "sft", "eval/exact_match")  # on the same questions
   axes.plot(*sampled, color="#9ecae1", linewidth=1, label="rollouts in training (sampled)")
   axes.plot(
     [*([0] if before else []), *steps],
@@ -181,12 +181,12 @@ def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[
 
 
 def _seen(name: str, label: str, curve: Mapping[str, Any]) -> str:
-  """Write a condition of the model with memory with how many facts it sees."""
+  """Return the label of a condition, with the number of facts that it sees where that number is a budget."""
   return label if name == "oracle" or name.startswith("full_") else f"{label} ({curve['budget']} facts)"
 
 
 def _weight(name: str) -> dict[str, Any]:
-  """Draw the memory above what it is compared with."""
+  """Return the line style of a condition: the memory is drawn thicker and above the others."""
   return {"linewidth": 2, "zorder": 3} if name == "memory" else {"linewidth": 1.2}
 
 
@@ -202,7 +202,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
-  """Draw `documents.png`: accuracy over the place of the document that answers, one panel a file."""
+  """Draw `documents.png`: accuracy over the place of the gold document, one panel per file."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -239,7 +239,7 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
 
 
 def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
-  """Draw nDCG@10 of each retriever with its interval, beside its time a query, into a file."""
+  """Draw nDCG@10 of each retriever with its interval, and its time per query, into a file."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -268,12 +268,12 @@ def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Seque
 
 
 def short(name: str) -> str:
-  """Return the name of a number of a report without the section that it stands in."""
+  """Return the name of a report's number as words, without the section of the number."""
   return name.split(".", 1)[-1].replace(".", " ").replace("_", " ")
 
 
 def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
-  """Draw `sweep.png`: what each run of each group has reached, and the medians."""
+  """Draw `sweep.png`: the shown numbers of each run of each group, and their medians."""
   import matplotlib
 
   matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Reports as pages: the position-recall experiment with its figure and checks, and answers with what was retrieved."""
+"""Reports as HTML pages: position recall with its figure and checks, and answers with the chunks retrieved for them."""
 
 import base64
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ ins { background: #d3f5d9; text-decoration: none } del { background: #fbd9d7 } p
 
 
 def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
-  """Write `position_recall.html`, one file with everything in it, from the report and `position_recall.png`."""
+  """Write `position_recall.html`, a self-contained file, from the report and `position_recall.png`."""
   workdir = epath.Path(workdir)
   figure = base64.b64encode((workdir / "position_recall.png").read_bytes()).decode()
   conditions = []
@@ -41,12 +41,12 @@ def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
 
 
 def write_answers(path: epath.PathLike, title: str, answers: Iterable[Mapping[str, Any]]) -> None:
-  """Write answers and what was retrieved for each, in the order of its similarity, as one file."""
+  """Write answers, each with the chunks retrieved for it in the order of their similarity, as one file."""
   write_bytes_atomic(path, render(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
 
 
 def render(title: str, parts: Iterable[str]) -> bytes:
-  """Return a page of these parts, which are HTML."""
+  """Return a page, encoded, whose body are `parts`, which are HTML."""
   head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
   return (head + "".join(parts)).encode()
 
@@ -69,7 +69,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-  """Return a table as HTML; its cells are text."""
+  """Return a table as HTML; its cells are text, which is escaped."""
   cell = lambda value: f"<td{f' class={value}' if value in ('holds', 'fails') else ''}>{escape(str(value))}"
   body = "".join(f"<tr>{''.join(map(cell, row))}" for row in rows)
   return f"<table><tr>{''.join(f'<th>{escape(title)}' for title in head)}{body}</table>"

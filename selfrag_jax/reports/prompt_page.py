@@ -1,4 +1,4 @@
-"""The report of a prompt optimization as one page: scores over the steps, versions as diffs, what was remembered."""
+"""The report of a prompt optimization as an HTML page: scores over the steps, versions as diffs, past critiques."""
 
 import base64
 import difflib
@@ -14,12 +14,12 @@ from etils import epath
 from selfrag_jax.reports.page import render, table
 from selfrag_jax.storage.atomic import write_bytes_atomic
 
-CRITIQUES = 20  # past critiques in the table of those that were shown the most
-SHOWN = 60  # steps that are shown in full: the first and the last of those that changed or tried something
+CRITIQUES = 20  # rows in the table of the past critiques that were shown most often
+SHOWN = 60  # of the steps with a new version, half of this number from either end are shown in full
 
 
 def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-  """Write `report.html`, one file with everything in it, and `prompt_optimization.png`."""
+  """Write `report.html`, a self-contained file, and `prompt_optimization.png`."""
   config = report["config"]
   figure = _figure(history, config["task"]["sizes"]["train"] / config["optimizer"]["batch_size"])
   write_bytes_atomic(workdir / "prompt_optimization.png", figure)
@@ -73,7 +73,7 @@ def _score(valid: float | None) -> str:
 
 
 def diff(old: str, new: str) -> str:
-  """Return the words of two texts as HTML, with what was taken out and put in marked."""
+  """Return the words of two texts as HTML, with deletions and insertions marked."""
   a, b = (re.findall(r"\s*\S+|\s+$", text) for text in (old, new))
   parts = []
   for name, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
@@ -100,7 +100,7 @@ def _step(roles: Sequence[str], before: Mapping[str, Any], row: Mapping[str, Any
 
 
 def _remembered(history: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Return what followed steps that were shown past critiques, and which critiques were shown the most."""
+  """Return the HTML of the past critiques: scores after steps with and without, and those shown most often."""
   tried = [row for row in history if row.get("delta") is not None]
   deltas = {kind: [row["delta"] for row in tried if any(row["past"]) == kind] for kind in (True, False)}
   rows = [
@@ -139,7 +139,7 @@ def _folded(what: str, lines: Sequence[str]) -> str:
 
 
 def _figure(history: Sequence[Mapping[str, Any]], epoch: float) -> bytes:
-  """Draw the validation score and the share of each batch that was right; a line where each `epoch` of steps ends."""
+  """Draw the validation score, the share of right answers in each batch, and a line after every `epoch` steps."""
   import matplotlib
 
   matplotlib.use("Agg")

@@ -6,6 +6,6 @@ from typing import Any
 
 
 def read_schema(experiment: str) -> dict[str, Any]:
-  """Return the JSON schema (draft 2020-12) of what an experiment reports. Raises FileNotFoundError for another name."""
+  """Return the JSON schema (draft 2020-12) of an experiment's report. Raises FileNotFoundError for an unknown one."""
   folder = resources.files("selfrag_jax.reports") / "schemas"
   return json.loads((folder / f"{experiment}.json").read_text(encoding="utf-8"))

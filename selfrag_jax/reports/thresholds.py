@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-MENTIONED = 20  # names, where none is close
+MENTIONED = 20  # most names that an error lists where none is close
 Flag = Literal["min", "max"]
 
 
@@ -22,7 +22,7 @@ class Gate(NamedTuple):
 
 
 def parse_gate(flag: Flag, text: str) -> Gate:
-  """Read the `NAME=VALUE` that a flag gives. Raises ValueError."""
+  """Parse the `NAME=VALUE` of a flag. Raises ValueError for any other text."""
   name, _, value = text.rpartition("=")
   try:
     gate = Gate(flag, name.strip(), float(value))
@@ -42,7 +42,7 @@ def check_names(gates: Iterable[Gate], names: Iterable[str]) -> None:
 
 
 def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-  """Return the numbers of a report by their names: keys with dots between."""
+  """Return the numbers of a report by their names, the keys joined by dots."""
   found: dict[str, float] = {}
   for key, value in report.items():
     if isinstance(value, Mapping):
@@ -53,9 +53,9 @@ def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def value_of(report: Mapping[str, Any], gate: Gate) -> float:
-  """Return the number that a gate names by its key, or by keys with dots between.
+  """Return the number that a gate names by its key, or by keys joined by dots.
 
-  Raises ValueError, with what there is.
+  Raises ValueError, with a close name or the known ones, if there is no such number.
   """
   name = gate.name
   if name in (known := numbers(report)):

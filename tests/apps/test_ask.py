@@ -1,4 +1,4 @@
-"""Asking a model with a memory: what is remembered, what is retrieved for an answer, and what is refused."""
+"""Questions to a model with a memory: the texts that it remembers, the chunks retrieved for an answer, and errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The benchmark of Gradient-RAG: its arms and scenarios run, and what cannot be run is refused before anything is."""
+"""The benchmark of Gradient-RAG: its arms and scenarios run, and wrong flags are refused before any run."""
 
 import json
 import subprocess

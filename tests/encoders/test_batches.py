@@ -1,4 +1,4 @@
-"""Rows of all lengths come back in their places, in batches that are nearly full."""
+"""Batches of rows of all lengths: the vectors come back in their order, and batches are nearly full."""
 
 import numpy as np
 import pytest

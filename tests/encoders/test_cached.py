@@ -1,4 +1,4 @@
-"""The bar of a build moves as texts are embedded."""
+"""The progress bar of a build, which moves as texts are embedded."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The language model as an encoder: padding does not count, dimensions are standardised, rollouts search with it."""
+"""The language model as an encoder: pads do not count, dimensions are standardised, rollouts search with it."""
 
 import dataclasses
 from functools import partial

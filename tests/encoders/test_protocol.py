@@ -1,4 +1,4 @@
-"""All encoders have one protocol: nobody asks which kind one is, and one around another hides nothing of it."""
+"""The one protocol of all encoders: callers need not know the kind, and a wrapper hides nothing of its encoder."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The sentence encoder gives the vectors of the reference implementation, whatever else is in a batch."""
+"""The sentence encoder: it gives the vectors of the reference implementation, whatever else is in a batch."""
 
 import json
 import shutil

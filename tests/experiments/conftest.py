@@ -1,4 +1,4 @@
-"""A small model that chats, for the experiments that ask one, and small optimizations of prompts."""
+"""Fixtures of a small chat model, for the experiments that ask one, and of small optimizations of prompts."""
 
 import json
 

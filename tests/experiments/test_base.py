@@ -1,4 +1,4 @@
-"""The protocol of experiments: what each file has, how one is found, and how a report is written."""
+"""The protocol of experiments: each module has its functions, a name finds its module, and reports are written."""
 
 import inspect
 import json

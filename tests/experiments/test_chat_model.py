@@ -1,4 +1,4 @@
-"""A model that chats: answers in order whatever the batch, and as an engine with its limits."""
+"""A chat model: it answers in order, whatever the batch, and keeps its limits as an engine."""
 
 import dataclasses
 

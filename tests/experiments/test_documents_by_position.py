@@ -1,4 +1,4 @@
-"""Recall by position on real documents: batches change no answer, and what was measured is not measured again."""
+"""Recall by position on real documents: batches change no answer, and a measured curve is not measured again."""
 
 import json
 

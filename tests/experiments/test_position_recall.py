@@ -1,4 +1,4 @@
-"""The position-recall experiment end to end, tiny: what is trained, what is reported, and what is refused."""
+"""The position-recall experiment end to end, tiny: its training, its report, and the configs that it refuses."""
 
 import csv
 import json
@@ -209,7 +209,7 @@ def test_phases_read_text_files(tmp_path, capsys):
     ({"data": {"name": "web"}}, r"config\.data\.name is 'web'; one of facts, text"),
     ({"self_rag": {"chunk_size": 2}}, "chunks have up to 4 tokens, self_rag.chunk_size is 2"),
     ({"evaluation": {"questions": (1,)}}, "must be as many numbers as n_facts"),
-    ({"evaluation": {"full_questions": (9, 2)}}, r"full_questions \(9, 2\) are some of questions \(4, 3\), not more"),
+    ({"evaluation": {"full_questions": (9, 2)}}, r"full_questions \(9, 2\) must not be more than questions \(4, 3\)"),
     ({"full_context": {"models": {"odd": {"n_heads": 3}}}}, "n_heads 3 is not divisible by"),
   ],
 )

@@ -1,4 +1,4 @@
-"""Prompts that models behind endpoints improve: what was paid is kept, and whatever they say can be written."""
+"""Prompts that endpoints improve: paid answers are kept, and any answer of a model can be written."""
 
 import json
 

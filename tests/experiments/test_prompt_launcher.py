@@ -1,4 +1,4 @@
-"""`launch/optimize_prompt.py` as a user meets it: stopped, killed, out of budget, or with a mistake."""
+"""`launch/optimize_prompt.py` as a user meets it: stopped, killed, out of budget, or with a mistake in the flags."""
 
 import http.server
 import json

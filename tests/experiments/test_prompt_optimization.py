@@ -1,4 +1,4 @@
-"""Optimizing a prompt from the command line: it learns, goes on where it was stopped, and says what it did."""
+"""Prompt optimization from the command line: it learns, resumes after a stop, and reports its steps."""
 
 import itertools
 import json
@@ -235,7 +235,7 @@ def test_ways_whose_budget_ends_early_stop_no_others_and_are_named(tmp_path, cap
   configs = {name: prompt_config(6, memory=name) for name in ("retrieval", "window", "none")}
   configs["retrieval"]["budget"] = budget
   with pytest.raises(
-    BudgetError, match=r"the budget ended retrieval early, .*compare\.json compares the others; a larger"
+    BudgetError, match=r"the budget ended retrieval early, .*compare\.json compares the others; run again"
   ):
     gradient_rag.compare(configs, tmp_path)
   found = json.loads((tmp_path / "compare.json").read_text())

@@ -1,4 +1,4 @@
-"""What a config of prompt optimization may say: tasks, engines and limits, checked before anything is paid."""
+"""The config of prompt optimization: tasks, engines and limits are checked before any call is paid for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Training an encoder and a reranker from the command: what they write can be loaded, resumed, and is better."""
+"""Training of an encoder and a reranker by the launcher: the models can be loaded and resumed, and are better."""
 
 import json
 import os

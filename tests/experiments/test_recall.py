@@ -1,4 +1,4 @@
-"""Recall by depth: each condition shows what it says, and parts and narrowed contexts change no answer."""
+"""Recall by depth: each condition shows the right chunks, and parts and narrowed contexts change no answer."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The real chain on a tiny folder: questions and passages, a pretrained policy, supervision, reinforcement, a report.
+"""REFRAG on a tiny folder of questions and passages: a pretrained policy, supervision, reinforcement, a report.
 
 The policy is a Llama whose next token follows from its last one: it searches for `Velden` as often as it may, then
 answers `Mulder`, or `Rhine` at times when it samples. So every figure of the report is known.

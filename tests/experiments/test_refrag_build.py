@@ -1,4 +1,4 @@
-"""An experiment is refused before anything is written or downloaded if its config does not fit."""
+"""Wrong configs of REFRAG, which are refused before anything is written or downloaded."""
 
 import jax
 import pytest

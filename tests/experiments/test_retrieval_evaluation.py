@@ -1,4 +1,4 @@
-"""Retrievers on judged queries: the report is that of the metrics, the commands end as they should."""
+"""Retrievers on judged queries: the report agrees with the metrics, and the launcher has the right exit codes."""
 
 import csv
 import json

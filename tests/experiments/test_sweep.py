@@ -1,4 +1,4 @@
-"""The sweep: runs that are done are read, the others are made, and seeds are summarised."""
+"""The sweep: finished runs are read, missing runs are made, and seeds are summarised."""
 
 import csv
 import json
@@ -131,7 +131,7 @@ def test_rerankers_have_intervals_over_runs_and_questions(tmp_path, monkeypatch,
   assert "over 3 runs and 50 questions together" in capsys.readouterr().out
   np.savez(tmp_path / "rerank" / "seed1" / "rerank.npz", **dict.fromkeys(KINDS["rerank"].paired[0], np.zeros(3)),
     **{"reranked.ndcg@10": np.zeros(3)})  # fmt: skip
-  with pytest.raises(ValueError, match="seed0, seed1, seed2 were asked other questions than each other"):
+  with pytest.raises(ValueError, match="seed0, seed1, seed2 were asked different questions"):
     sweep.evaluate(groups, tmp_path)
   (tmp_path / "rerank" / "seed1" / "rerank.npz").write_bytes(b"PK")
   with pytest.raises(ValueError, match=r"seed1/rerank\.json is no report of a run"):

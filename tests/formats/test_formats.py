@@ -1,4 +1,4 @@
-"""What earlier versions have written can be opened, holds what it held, and can be written to."""
+"""Files of earlier versions: they can be opened, have their old content, and can be written to."""
 
 import tarfile
 from pathlib import Path

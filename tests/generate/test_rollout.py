@@ -1,4 +1,4 @@
-"""Rollouts: the compiled program writes what chat rendering would, masks what was sampled, and equals the host mode."""
+"""Rollouts: the compiled program writes the tokens of the chat format, masks sampled ones, and equals the host mode."""
 
 import functools
 

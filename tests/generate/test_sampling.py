@@ -1,4 +1,4 @@
-"""Sampling: what each option can and cannot draw, and one log-probability for all."""
+"""Sampling: the tokens that each option can and cannot draw, and one log-probability for all options."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a user can mend is one line, whatever raised it."""
+"""Errors of the launchers: a mistake that the user can mend is one line, whatever raised it."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Every number of every config: whatever it is set to, the config is built, or refused in a line that names the key."""
+"""Every number of every config: for any value, the config is built, or refused in a line that names the key."""
 
 import copy
 import importlib

@@ -1,4 +1,4 @@
-"""`launch/generate.py` as a user meets it: a run remembers a text, answers and explains; mistakes are one line."""
+"""`launch/generate.py` as a user meets it: it remembers a text, answers and explains; mistakes are one line."""
 
 import json
 import subprocess

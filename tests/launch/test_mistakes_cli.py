@@ -1,4 +1,4 @@
-"""Mistakes in configs, flags and workdirs are one line that says what to mend, before any work, with the right code."""
+"""Mistakes in configs, flags and workdirs: one line that says how to mend it, before any work, with the right code."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`launch/train.py` as a user meets it: a killed run goes on as if nothing had been; mistakes are one line."""
+"""`launch/train.py` as a user meets it: a killed run resumes as if never stopped; mistakes are one line."""
 
 import json
 import os

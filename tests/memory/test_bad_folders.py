@@ -1,4 +1,4 @@
-"""Folders that hold no store, or a damaged or hostile one, and sizes that fit nowhere: an error in words."""
+"""Folders without a store, damaged or hostile stores, and sizes that do not fit: each gives a readable error."""
 
 import contextlib
 import json

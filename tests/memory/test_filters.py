@@ -1,4 +1,4 @@
-"""Filters say what fits as a slow reading of their rules does, and never silently ask for what is not there."""
+"""Filters: they agree with a slow reading of their rules, and a filter on an unknown name is never silent."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The index under the host's memories: slots as a list would have them, and backends that follow it on their own."""
+"""The index under the host's memories: its slots are those of a plain list, and backends follow it without help."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a store takes of a chunk, it gives back after a reload; the rest is refused before anything is written."""
+"""Records of chunks: a store returns all of a record after a reload, and refuses a bad one before it writes."""
 
 import enum
 import math

@@ -1,4 +1,4 @@
-"""`MemoryStore` against a list of dictionaries, and what it refuses."""
+"""`MemoryStore` against a list of dictionaries, and the values that it refuses."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A store on both sides of a fork: the child neither changes the folder nor reads what may be half changed."""
+"""A store after a fork: the child neither changes the folder nor reads arrays that may be half changed."""
 
 import os
 import signal

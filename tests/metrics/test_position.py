@@ -1,4 +1,4 @@
-"""Curves over depth with known shapes: what each number must be, and that intervals cover what they should."""
+"""Curves over depth with known shapes: each number has its known value, and intervals cover at their rate."""
 
 import numpy as np
 import pytest

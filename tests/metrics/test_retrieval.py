@@ -1,4 +1,4 @@
-"""Retrieval scores are those of trec_eval on random rankings, and what they should be where one can see it."""
+"""Retrieval scores: those of trec_eval on random rankings, and known values on small ones."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Intervals and paired tests against scipy, and against the coverage that they promise."""
+"""Intervals and paired tests: they agree with scipy, and intervals have the coverage that they promise."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Configs: what is no model is an error when it is made, which names field and value; so are fields of files."""
+"""Model configs: a wrong one is an error at once, which names field and value; so is an unknown field of a file."""
 
 import json
 

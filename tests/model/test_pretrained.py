@@ -1,4 +1,4 @@
-"""Pretrained models: logits equal transformers', round trips return every byte, what is not implemented is refused."""
+"""Pretrained models: transformers' logits, round trips that return every byte, errors for unknown architectures."""
 
 import dataclasses
 import importlib.util

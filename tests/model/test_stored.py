@@ -1,4 +1,4 @@
-"""Files of weights: what is damaged, hostile or of another kind is an error that names the file, and costs nothing."""
+"""Files of weights: a damaged, hostile or foreign file is an error that names the file, at no cost."""
 
 import json
 import shutil

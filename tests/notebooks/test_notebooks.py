@@ -1,4 +1,4 @@
-"""The notebooks run top to bottom on a CPU, with fewer and smaller steps."""
+"""The notebooks, run from top to bottom on a CPU with fewer and smaller steps."""
 
 from pathlib import Path
 

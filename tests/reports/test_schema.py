@@ -1,4 +1,4 @@
-"""Every report keeps its schema; a top-level key too many or too few does not."""
+"""The schemas of the reports: every report fits its schema; one top-level key more or less does not."""
 
 import json
 from pathlib import Path

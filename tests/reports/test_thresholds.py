@@ -1,4 +1,4 @@
-"""Gates are met, missed, or cannot be read."""
+"""Gates that are met, missed, or cannot be read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Judged collections are read as they are, split by title, and the example holds what it promises."""
+"""Judged collections: they are read unchanged and split by title, and the example collection keeps its promises."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The commands as a user types them: what they print, their exit codes, and one line for every mistake."""
+"""The retrieval commands as a user types them: output, exit codes, and one line for every mistake."""
 
 import json
 import os

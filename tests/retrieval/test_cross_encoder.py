@@ -1,4 +1,4 @@
-"""Cross-encoders score pairs as the reference implementation does, and can be written and read."""
+"""Cross-encoders: they score pairs like the reference implementation, and can be written and read."""
 
 import jax
 import numpy as np

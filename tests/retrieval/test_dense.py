@@ -1,4 +1,4 @@
-"""Dense retrieval is the brute-force ranking of the encoder's vectors, however the documents came."""
+"""Dense retrieval: it is the brute-force ranking of the encoder's vectors, whatever the order of additions."""
 
 import functools
 import hashlib

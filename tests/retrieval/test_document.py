@@ -1,4 +1,4 @@
-"""A document keeps what it was given, and nothing can change it."""
+"""A document: it keeps its values, and nothing can change them."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Repeated texts are found, near ones by the Jaccard similarity of their word triples."""
+"""Repeated texts: equal ones are found, and near ones by the Jaccard similarity of their word triples."""
 
 import numpy as np
 import pytest

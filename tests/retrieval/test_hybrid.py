@@ -1,4 +1,4 @@
-"""Rankings are fused by their ranks or by normalised scores: the scale of one retriever's scores means nothing."""
+"""Fusion of rankings by ranks or by normalised scores: the scale of one retriever's scores has no effect."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Knowledge bases: killed they go on, changed they embed what is new, and what was there stays usable."""
+"""Knowledge bases: a killed build resumes, a changed one embeds only new texts, and the old one stays usable."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What lies in a folder is read, or counted and named; nothing is lost without a word, and nothing hangs."""
+"""The files of a folder: each is read, or counted and named; none is lost silently, and none hangs the build."""
 
 import os
 from pathlib import Path

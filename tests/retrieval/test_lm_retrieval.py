@@ -1,4 +1,4 @@
-"""A language model embeds texts and judges passages: against sums by hand over its whole logits."""
+"""A language model that embeds texts and judges passages, against sums by hand over its whole logits."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""The manager puts what it retrieves into conversations and leaves the conversations that it was given alone."""
+"""The manager: it puts retrieved documents into conversations and does not change the conversations given to it."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Markdown and HTML as they come: what a reader of the page sees is kept, and a title is a title."""
+"""Markdown and HTML from real pages: the visible text is kept, and a title becomes the title."""
 
 import pytest
 from hypothesis import given, settings

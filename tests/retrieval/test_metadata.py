@@ -1,4 +1,4 @@
-"""Metadata of any name can be filtered, and what no file can hold is refused when it is given, not when it is saved."""
+"""Metadata: any name can be filtered, and a value that no file can hold is refused when it is given, not when saved."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the commands print can be shown by any terminal and read by any program."""
+"""The output of the retrieval commands: any terminal can show it, and any program can read it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rerankers put candidates in another order and add none; MMR chooses as its definition says."""
+"""Rerankers: they reorder candidates and add none; MMR chooses by its definition."""
 
 import numpy as np
 import pytest

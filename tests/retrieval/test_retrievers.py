@@ -1,4 +1,4 @@
-"""What every retriever promises: the same after a round trip, filters inside the search, results that are copies."""
+"""The promises of every retriever: equal results after a round trip, filters inside the search, results as copies."""
 
 import numpy as np
 import pytest

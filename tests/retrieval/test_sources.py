@@ -1,4 +1,4 @@
-"""Files become documents, whatever their layout; what is no document is named by file and line."""
+"""Sources of documents: files of any layout are read, and a bad record is named by file and line."""
 
 import json
 import re

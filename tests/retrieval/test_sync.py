@@ -1,4 +1,4 @@
-"""A sync brings a knowledge base to what its files say, whatever came into it since, and says what it took away."""
+"""A sync: the knowledge base matches its files again, whatever was added since, and deletions are reported."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A folder with files that cannot be read: the build goes on or says why not, and a sync deletes none of theirs."""
+"""Folders with unreadable files: the build goes on or names the reason, and a sync keeps their documents."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""An upsert embeds each document once, and takes the place of all of the old ones or of none."""
+"""An upsert: each document is embedded once, and either all of the old documents are replaced or none."""
 
 import numpy as np
 import pytest

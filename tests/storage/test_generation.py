@@ -1,4 +1,4 @@
-"""A knowledge base takes the place of nothing but itself, and a folder that is none stays as it is."""
+"""A published folder: it replaces only a folder of its own kind, and leaves any other folder unchanged."""
 
 import json
 import os

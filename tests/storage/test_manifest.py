@@ -1,4 +1,4 @@
-"""A manifest says what a folder holds: whatever is damaged, foreign or cut short is found before it is used."""
+"""Manifests: a damaged, foreign or truncated file is found before it is used."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files are whole or as they were."""
+"""Atomic writes: a file has its old content or all of its new content."""
 
 import io
 import os

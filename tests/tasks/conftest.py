@@ -1,4 +1,4 @@
-"""The sandbox as it is on systems that refuse a part of it."""
+"""Fixtures of the sandbox on systems that refuse a part of it."""
 
 import pytest
 

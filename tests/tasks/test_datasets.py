@@ -1,4 +1,4 @@
-"""Folders of questions: what is read is what the files say, and what they get wrong is named."""
+"""Folders of questions: they are read unchanged, and mistakes in them are named."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Questions over documents that move: what is read, and that only the needed document changes its place."""
+"""Questions over documents that move: the files are read, and only the gold document changes its place."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Facts: only one of them moves, its answer is what it says, and what is held out was never stated."""
+"""Facts: only one fact moves, its answer is the value that it states, and no training list states a held-out fact."""
 
 import numpy as np
 import pytest

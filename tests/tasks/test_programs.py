@@ -1,4 +1,4 @@
-"""Programs against unit tests: what they return, what becomes of those that do not, and the embedded task."""
+"""Programs against unit tests: their results, the end of programs that fail or hang, and the built-in task."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tasks for prompt optimizers, from files that are damaged."""
+"""Tasks for prompt optimizers from damaged files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Examples are functions of seed and index; negatives are what BM25 finds and the judges do not."""
+"""Ranking examples: they are functions of seed and index; negatives are BM25's results that no judge marked."""
 
 import numpy as np
 import pytest

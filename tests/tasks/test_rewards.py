@@ -1,4 +1,4 @@
-"""Rewards: a right answer is worth 1, all else a share of it; the permuted control wants what another question asks."""
+"""Rewards: a right answer earns 1, any other a part of it; the permuted control wants another question's answer."""
 
 import numpy as np
 import pytest

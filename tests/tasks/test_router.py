@@ -1,4 +1,4 @@
-"""The router: rules that are followed exactly, and an optimizer that weighs words by the critiques in front of it."""
+"""The router: its rules are followed exactly, and its optimizer weighs words by the critiques that it is shown."""
 
 import json
 

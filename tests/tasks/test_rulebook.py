@@ -1,4 +1,4 @@
-"""The Latent Rulebook: its three models act on the text of their prompts, and on nothing else."""
+"""The Latent Rulebook: its three models act on the text of their prompts alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Calls that the sandbox refuses a program, and how many threads it lets it have."""
+"""The sandbox: the calls that it refuses a program, and the number of threads that it allows."""
 
 import platform
 import socket

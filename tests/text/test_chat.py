@@ -1,4 +1,4 @@
-"""Conversations become ids and a mask: ChatML as transformers has it, the mask the assistant's, text never control."""
+"""Conversations as ids and a mask: transformers' ChatML, the mask of the assistant's tokens, text never control."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Chunks are the whole text, none is too long, and they end where texts end."""
+"""Chunks: together they are the whole text, none is too long, and they end at boundaries of the text."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What a terminal would obey is spelled out; all that people write stays."""
+"""Printable text: control characters for a terminal are spelled out; all ordinary text stays."""
 
 import sys
 import unicodedata

@@ -1,4 +1,4 @@
-"""Ids are the reference library's on ordinary text, and no text reaches a special id."""
+"""The tokenizer: ordinary text gives the reference library's ids, and no text reaches a special id."""
 
 import json
 import random

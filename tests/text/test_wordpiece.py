@@ -1,4 +1,4 @@
-"""WordPiece gives the ids of Hugging Face's tokenizers, for text of any script."""
+"""WordPiece: it gives the ids of Hugging Face's tokenizers, for text of any script."""
 
 import random
 import string

@@ -1,4 +1,4 @@
-"""What is no text, no variable, no list or no number is refused in words, where it is given."""
+"""Wrong values: whatever is not a text, variable, list or number gives a readable error where it is passed."""
 
 import math
 

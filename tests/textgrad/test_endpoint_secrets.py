@@ -1,4 +1,4 @@
-"""Keys go to their own host alone, come back to nobody, and hostile servers end in words."""
+"""Secrets of endpoints: a key is sent to its own host alone, never shown, and hostile servers give readable errors."""
 
 import contextlib
 import gzip

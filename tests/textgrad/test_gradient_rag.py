@@ -1,4 +1,4 @@
-"""Gradient-RAG: prompts of one size, past critiques where they matter, and nothing of it where it is off."""
+"""Gradient-RAG: prompts of bounded size, past critiques where they matter, and no effect where it is off."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The store of critiques: found by what they were about, counted, given up."""
+"""The store of critiques: they are found by the sample that they criticised, counted, and evicted."""
 
 import pickle
 

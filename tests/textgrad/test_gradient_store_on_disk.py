@@ -1,4 +1,4 @@
-"""The store of critiques on the disk: interrupted, killed, full, shared, damaged, and flat in memory."""
+"""The store of critiques on the disk: interrupted, killed, full, shared, damaged, and flat in memory use."""
 
 import os
 import random

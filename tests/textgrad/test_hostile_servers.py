@@ -1,4 +1,4 @@
-"""Servers that write bytes of their own, below HTTP's libraries: every call ends in time, in memory and in words."""
+"""Servers that write raw bytes: every call ends in bounded time and memory, with a readable error."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""Images of servers that are not trusted."""
+"""Images from untrusted servers."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""The account of a run: booked with each answer, waited for by calls at once, never overspent."""
+"""The account of a run: each answer is booked, concurrent calls wait for it, and it is never overspent."""
 
 import concurrent.futures
 import json

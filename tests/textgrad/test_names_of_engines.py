@@ -1,4 +1,4 @@
-"""Engines by name and by option: what is wrong is said when they are made, and LiteLLM is asked for what is its own."""
+"""Engines by name and by option: mistakes are errors at construction, and LiteLLM gets the names that it knows."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""TextGrad's tasks from local files: what is missing is named, and nothing is downloaded."""
+"""TextGrad's tasks from local files: a missing file is named, and nothing is downloaded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Losses ask one question each and bring critiques to what they judge."""
+"""Losses: each asks one question and sends its critique to the text that it judges."""
 
 import pytest
 

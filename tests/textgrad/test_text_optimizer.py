@@ -1,4 +1,4 @@
-"""The optimizer: what it is shown, what it may change, and what it does with answers that are none."""
+"""The optimizer: its prompt, the texts that it may change, and its handling of replies without a new text."""
 
 import threading
 

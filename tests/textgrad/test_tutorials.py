@@ -1,4 +1,4 @@
-"""The examples of TextGrad's README and its notebooks run here with their import lines changed, by scripted engines."""
+"""The examples of TextGrad's README and notebooks, run with changed import lines and scripted engines."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""The graph of texts: critiques arrive once, in order, from all sides, at any depth."""
+"""The graph of texts: each critique arrives once, in order, from all branches, at any depth."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Variables on disk: other files are refused in words, and scores are numbers."""
+"""Variables on the disk: foreign files give readable errors, and scores are numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, or not at all: whatever was killed, flipped, truncated or deleted."""
+"""Checkpoints: they come back bit for bit or not at all, after kills, flipped bits, truncation and deletion."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""Whatever lies in a folder of checkpoints, the newest intact step is restored and nothing foreign is lost."""
+"""Damaged folders of checkpoints: the newest intact step is restored, and no foreign file is lost."""
 
 import json
 import os

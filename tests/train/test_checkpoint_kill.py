@@ -1,4 +1,4 @@
-"""Killed at any moment, a run finds a whole checkpoint again."""
+"""Killed runs: at any moment of the kill, a complete checkpoint is left."""
 
 import os
 import random

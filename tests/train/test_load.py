@@ -1,4 +1,4 @@
-"""`load_model`: what was saved is what is loaded, in another process too; what does not fit is refused."""
+"""`load_model`: it loads the saved model, in another process too, and refuses one that does not fit."""
 
 import json
 import os

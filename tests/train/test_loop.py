@@ -1,4 +1,4 @@
-"""The loop around a phase: resumed = uninterrupted, and every way to stop leaves a checkpoint that is good."""
+"""The training loop: resumed = uninterrupted, and every way to stop leaves a good checkpoint."""
 
 import json
 import logging

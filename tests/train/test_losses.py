@@ -1,4 +1,4 @@
-"""Losses against numpy and the plain policy gradient; one update against itself in micro-batches."""
+"""Losses against numpy and the plain policy gradient; one update against the same update in micro-batches."""
 
 import flax.linen as nn
 import jax

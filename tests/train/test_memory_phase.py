@@ -1,4 +1,4 @@
-"""Training with memory: one compiled step does what a loop over chunks, numpy search and plain forwards do."""
+"""Training with memory: one compiled step equals a loop over chunks, a numpy search and plain forward passes."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the optimizers touch, and how far they move it."""
+"""Optimizers: the parameters that they change, and the size of the change."""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,4 @@
-"""Phases on a mesh: eight devices teach what one does, and activations are constrained."""
+"""Phases on a mesh: eight devices train like one, and activations are constrained."""
 
 import dataclasses
 

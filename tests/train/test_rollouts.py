@@ -1,4 +1,4 @@
-"""Rollouts: a batch brings all that they need, each is scored against its question, its advantage reaches its row."""
+"""Rollouts in training: a batch brings all its data; each row has its own question's score and its own advantage."""
 
 import threading
 from types import SimpleNamespace

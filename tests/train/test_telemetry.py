@@ -1,4 +1,4 @@
-"""Telemetry leaves valid rows, a file that does not show that the run was killed, and rates without compilation."""
+"""Telemetry: valid rows, no trace of a kill in the file, and rates without compilation."""
 
 import io
 import json

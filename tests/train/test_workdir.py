@@ -1,4 +1,4 @@
-"""A workdir has one run at a time."""
+"""The lock of a workdir: one run at a time."""
 
 import os
 import signal

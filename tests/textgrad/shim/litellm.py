@@ -1,4 +1,4 @@
-"""LiteLLM's `completion` with a script in place of a provider: programs are mended, everything else is criticised."""
+"""A scripted replacement of LiteLLM's `completion`: it mends programs and criticises every other prompt."""
 
 MENDED = """
 import bisect

@@ -1,4 +1,4 @@
-"""No network: a plugin of pytest for TextGrad's own tests; the picture that they ask for has one pixel."""
+"""A pytest plugin for TextGrad's own tests that closes the network; the picture that they ask for has one pixel."""
 
 import io
 import types
