@@ -31,7 +31,7 @@ def near_duplicates(
   value_of = lambda record: None if within is None else record["metadata"].get(within)
   values = [value_of(record) for record in records]
   is_keyed = np.array([record["key"] is not None for record in records])
-  allowed = _staying(table, len(rows), superseded)
+  allowed = _kept_slots(table, len(rows), superseded)
   k = 1 if within is None else CANDIDATES
   old = table.index.search(rows, k, allowed=allowed)
   same_as: list[str | None] = [None] * len(rows)
@@ -51,7 +51,7 @@ def near_duplicates(
   return same_as
 
 
-def _staying(table: Table, n: int, superseded: AbstractSet[str]) -> np.ndarray | None:
+def _kept_slots(table: Table, n: int, superseded: AbstractSet[str]) -> np.ndarray | None:
   """Return bool[C], the slots that a change which adds n chunks does not clear; None if it clears none.
 
   The change removes superseded chunks, and the oldest chunks if it needs room: no new chunk may count as their repeat.

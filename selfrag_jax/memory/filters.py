@@ -107,7 +107,7 @@ def _conditions(name: str, wanted: Any) -> list[tuple[str, Any]]:
   """Return the (operator, operand) pairs for a name. Raises ValueError for an unknown operator or a bad operand."""
   signs = [key for key in wanted if str(key).startswith("$")] if isinstance(wanted, Mapping) else []
   if str(name).startswith("$"):
-    raise ValueError(f"{name!r} is not the name of a value; what it would combine, write as a function of the metadata")
+    raise ValueError(f"{name!r} is not the name of a value; to combine conditions, give a function of the metadata")
   if isinstance(wanted, Mapping) and (bare := [key for key in wanted if f"${key}" in OPERATORS]):
     raise ValueError(f"the filter on {name!r} has {bare[0]!r}; did you mean '${bare[0]}'?")
   if not signs:
@@ -153,7 +153,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _clash(value: Any, operand: Any) -> bool:
-  """Tell whether one is a number and the other a text; what cannot be ordered at all, such as None, is not set."""
+  """Tell whether one value is a number and the other a text; a value without any order, such as None, never clashes."""
   return None not in (_kind(value), _kind(operand)) and _kind(value) != _kind(operand)
 
 

@@ -122,7 +122,7 @@ class VectorIndex:
     return self.backend.search(self, queries, k, allowed=allowed, bias=bias, metric=metric)
 
   def _take(self, n: int) -> list[int]:
-    """Return n slots, first the lowest free slots and then those of the oldest rows, and make them the newest."""
+    """Return n slots, first the lowest free slots, then the slots of the oldest rows, and mark all as the newest."""
     taken = []
     for _ in range(n):
       if self._free:

@@ -122,7 +122,7 @@ class Journal:
     except _MALFORMED as error:  # the hashes match, so another program has written the files
       raise StoreError(f"{self.folder} holds what no store writes ({error!r}); restore it from a copy") from None
     if not self._read_only:
-      self._begin(generation).truncate(end)
+      self._open_log(generation).truncate(end)
     return snapshot, changes
 
   def append(self, change: Change) -> None:
@@ -154,15 +154,15 @@ class Journal:
     paths = {kind: self.folder / _name(kind, generation) for kind in contents}
     for kind, data in contents.items():
       write_bytes_atomic(paths[kind], data)
-    files = digests(self.folder, _listed(generation))
+    files = digests(self.folder, _snapshot_files(generation))
     try:
       _MANIFEST.write(self.folder, generation=generation, settings=snapshot.settings, files=files)
     except BaseException:
       # if the write failed after its rename, further changes belong to the new generation
       if self.exists() and self._manifest()["generation"] == generation:
-        self._begin(generation)
+        self._open_log(generation)
       raise
-    self._begin(generation)
+    self._open_log(generation)
 
   def close(self) -> None:
     """Close the log and release the lock."""
@@ -183,7 +183,7 @@ class Journal:
       if match and not match[4] and (match[2] != "1" or _holds_rows(path)):
         raise StoreError(f"{path} belongs to a store whose {MANIFEST} is missing; restore it, or use another folder")
 
-  def _begin(self, generation: int) -> io.FileIO:
+  def _open_log(self, generation: int) -> io.FileIO:
     """Open this generation's log for further changes, and remove the files of all other generations."""
     if self._log is not None:
       self._log.close()
@@ -211,7 +211,7 @@ class Journal:
       ) from None
 
   def _snapshot(self, manifest: dict[str, Any]) -> Snapshot:
-    names = _listed(manifest["generation"])
+    names = _snapshot_files(manifest["generation"])
     arrays_file, records_file = (self.folder / name for name in names)
     if damage := first_damage(self.folder, {name: manifest["files"].get(name) for name in names}):
       path, exists = damage
@@ -238,7 +238,7 @@ def _name(kind: str, generation: int) -> str:
   return f"{kind}-{generation}.{FILES[kind]}"
 
 
-def _listed(generation: int) -> tuple[str, str]:
+def _snapshot_files(generation: int) -> tuple[str, str]:
   """Return the names of the files that a manifest lists; the log is not listed, because it changes later."""
   return _name("arrays", generation), _name("records", generation)
 

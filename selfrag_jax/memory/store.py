@@ -167,7 +167,7 @@ class MemoryStore(Contents):
     keys: Sequence[str | None] | None = None,
     replacing: Iterable[str] = (),
   ) -> list[str]:
-    """Add chunks, all or none of them, and return their ids.
+    """Add chunks, all or none, and return their ids.
 
     embeddings [N, d_model] default to those of the store's encoder. Metadata without `position` (number of chunks added
     before), `timestamp` (seconds) or `source` ("") gets them. A chunk with a `key` replaces the earlier chunk with that

@@ -110,7 +110,7 @@ class Table:
     chunk_id, key = record["id"], record["key"]
     if chunk_id in self.records or slot in self.ids or key in self.keys:  # only in a file that was tampered with
       raise ValueError(f"the id, the slot or the key of chunk {chunk_id!r} is another chunk's")
-    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _named(record)
+    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _interned(record)
     if key is not None:
       self.keys[key] = chunk_id
 
@@ -123,10 +123,10 @@ class Table:
     return slot
 
 
-def _named(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+def _interned(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
   """Return fields with interned names: JSON makes new strings for every record, a third of its size."""
   nested = lambda value: isinstance(value, dict) and depth < DEEPEST
-  return {sys.intern(name): _named(value, depth + 1) if nested(value) else value for name, value in fields.items()}
+  return {sys.intern(name): _interned(value, depth + 1) if nested(value) else value for name, value in fields.items()}
 
 
 def _copied(value: Any, depth: int = 0) -> Any:

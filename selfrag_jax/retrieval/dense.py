@@ -136,7 +136,7 @@ class DenseRetriever(BaseRetriever):
     return vectors if self._index is None else check_rows(vectors, len(texts), self._index.embeddings.shape[1])
 
   def changed(self, sample: int = PROBED) -> list[str]:
-    """Embed a `sample` of the documents again, and return the ids of those whose vector is another than the stored one.
+    """Embed `sample` documents again, and return the ids of documents whose new vector differs from the stored vector.
 
     Raises ValueError for an encoder of another width.
     """

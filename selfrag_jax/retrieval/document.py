@@ -165,7 +165,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _as_json(value: Any, what: str, **options: Any) -> bytes:
-  """Return a value as JSON bytes. Raises ValueError, naming `what` has the metadata, if JSON cannot hold it."""
+  """Return a value as JSON bytes. Raises ValueError, with the owner `what` of the metadata, if JSON cannot hold it."""
   try:
     return json.dumps(value, ensure_ascii=False, **options).encode()
   except (TypeError, ValueError, RecursionError) as error:

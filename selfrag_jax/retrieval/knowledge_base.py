@@ -71,8 +71,8 @@ def prepare_knowledge_base(
   root, left_out = Path(output).resolve(), LeftOut(skip_bad)
   check_output(root)
   old = read_folder(root) if sync and (root / MANIFEST).exists() else None
-  known = _must_not_change(root, output) if old is None else old._read
-  retriever, chunking, near_duplicates = _plan(old, retriever_type, settings, chunking, near_duplicates)
+  known = _replaceable_version(root, output) if old is None else old._read
+  retriever, chunking, near_duplicates = _resolve_settings(old, retriever_type, settings, chunking, near_duplicates)
   duplicates = Duplicates(near_duplicates)  # refuses a wrong similarity before an encoder is loaded
   sources = list_sources(inputs, left_out)
   retriever._read = dict(known)
@@ -84,7 +84,7 @@ def prepare_knowledge_base(
     if not kept:
       raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
     if old is not None:
-      _know(encoders, old)
+      _reuse_vectors(encoders, old)
     stays, replaced = _carried_over(earlier, places, left_out)
     retriever.add_documents([*kept, *stays])
     embedded = _total(sum(encoder.embedded for encoder in encoders))
@@ -107,7 +107,7 @@ def prepare_knowledge_base(
 def _carried_over(
   earlier: Iterable[Document], places: Mapping[str, str], left_out: LeftOut
 ) -> tuple[list[Document], list[Document]]:
-  """Return the old documents that stay beside those read at `places`, and the hand-added ones that are replaced."""
+  """Return the old documents that stay beside the new ones read at `places`, and hand-added documents to replace."""
   added, of_files, replaced = [], [], []
   for document in earlier:
     is_read = not places.keys().isdisjoint((document.id, whole_id(document)))
@@ -139,7 +139,7 @@ def merge_knowledge_bases(
   knowledge base.
   """
   root = Path(output).resolve()
-  known = _must_not_change(root, output)
+  known = _replaceable_version(root, output)
   parts = [load(folder) for folder in folders]
   first = parts[0]
   documents: dict[str, Document] = {}
@@ -160,7 +160,7 @@ def merge_knowledge_bases(
   merged._read = known
   with _in_blocks(merged, root, progress) as encoders:
     for part in parts:
-      _know(encoders, part, fitted=part is first)
+      _reuse_vectors(encoders, part, fitted=part is first)
     merged.add_documents(documents.values())
     keys = [encoder.key for encoder in encoders]
     same = {name: value for name, value in first.build.items() if all(p.build.get(name) == value for p in parts)}
@@ -170,7 +170,7 @@ def merge_knowledge_bases(
   return len(merged)
 
 
-def _must_not_change(root: Path, output: str | os.PathLike) -> dict[Path, str]:
+def _replaceable_version(root: Path, output: str | os.PathLike) -> dict[Path, str]:
   """Return the version of a folder that a new knowledge base may replace: an empty or damaged one.
 
   Raises FileExistsError for a folder with a whole knowledge base.
@@ -185,7 +185,7 @@ def _must_not_change(root: Path, output: str | os.PathLike) -> dict[Path, str]:
   return {root: version(root)}
 
 
-def _plan(
+def _resolve_settings(
   old: BaseRetriever | None,
   retriever_type: str | None,
   settings: dict[str, Any] | None,
@@ -271,7 +271,7 @@ def _total(n: int) -> int:
   return int(np.sum(multihost_utils.process_allgather(np.array(n)))) if jax.process_count() > 1 else n
 
 
-def _know(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitted: bool = True) -> None:
+def _reuse_vectors(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitted: bool = True) -> None:
   """Give encoders the vectors of an earlier knowledge base with the same encoders and, if `fitted`, their constants."""
   keys = old.build.get("encoders", ())
   for number, (encoder, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
