@@ -37,8 +37,7 @@ class MemoryStore(Contents):
 
   Embeddings are float32 on the host; `backend` chooses the search: `exact` or `approx` on the devices (in `dtype`,
   sharded over `mesh`), `scann` or `numpy` on the host. A full store drops its oldest chunk for a new one.
-  Only one process at a time may write to a folder, and no fork of that process; others may open it with `read_only`.
-  Threads may share a store.
+  Only one process writes to a folder, and no fork of it; others open it with `read_only`. Threads may share a store.
   """
 
   def __init__(
@@ -311,7 +310,7 @@ class MemoryStore(Contents):
   def state(self) -> "MemoryRows":
     """Return the rows on the devices, for compiled search; the next change to the store may donate their buffers.
 
-    The rows have no cursor, so `memory.state.write` does not accept them: only the store knows where the next row goes.
+    `memory.state.write` does not accept the rows, as they have no cursor: only the store knows where the next row goes.
     Raises ValueError for a backend on the host.
     """
     index = self._table.index
