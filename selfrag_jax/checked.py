@@ -1,9 +1,9 @@
-"""Settings that are checked: a dataclass says by its types which values each field may have.
+"""Checked settings: dataclasses whose field types say which values are allowed.
 
   steps: Annotated[int, Range(1)] = 100
 
-One walk over the fields (`check_fields`) refuses every other value with its key and what is allowed. All numbers are
-finite.
+`check_fields` walks over the fields and refuses every other value; the error names the key and the allowed values.
+All numbers must be finite.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 LARGEST_INT = 2**63 - 1
-LARGEST_FLOAT = 3.4e38  # of float32
+LARGEST_FLOAT = 3.4e38  # about the largest float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Range:
 
 
 LARGEST_SIZE = 2**31 - 1  # sizes, steps and positions are int32 on devices
-Count = Annotated[int, Range(1, LARGEST_SIZE)]  # of things, or a size: there is at least one
+Count = Annotated[int, Range(1, LARGEST_SIZE)]  # a number of things, or a size: at least one
 Natural = Annotated[int, Range(0, LARGEST_SIZE)]
 Seed = Annotated[int, Range(0, LARGEST_INT)]
 Share = Annotated[float, Range(0, 1)]
-Decay = Annotated[float, Range(0, below=1)]  # of an average: 1 would never forget
+Decay = Annotated[float, Range(0, below=1)]  # the decay of a moving average: 1 would never forget
 Weight = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(above=0)]
 MeshShape = tuple[Annotated[int, Range(-1, LARGEST_SIZE)], ...]
 
 
 class Checked:
-  """A dataclass whose fields are checked when it is made."""
+  """A base class for dataclasses: the fields are checked when an object is made."""
 
   def __post_init__(self):
     check_fields(type(self), vars(self), "")
 
 
 def check_fields(cls: type, values: Mapping[str, Any], prefix: str) -> None:
-  """Check values against the types of the fields of a dataclass.
+  """Check values against the field types of a dataclass.
 
-  Raises ValueError with `prefix`, the key, the value and what is allowed.
+  Raises ValueError with `prefix`, the key, the value and the allowed values.
   """
   hints = typing.get_type_hints(cls, include_extras=True)
   for name, value in values.items():
@@ -70,7 +70,7 @@ def check_fields(cls: type, values: Mapping[str, Any], prefix: str) -> None:
 def check_value(hint: Any, value: Any, name: str) -> None:
   """Check a value against a type: a number with or without a `Range`, a text, a `Literal`, or a sequence of these.
 
-  Other types are not looked at. Raises ValueError with the name, the value and what is allowed.
+  Values of other types are not checked. Raises ValueError with the name, the value and the allowed values.
   """
   allowed, options = _allowed(hint), typing.get_args(hint)
   if allowed is None:
@@ -97,14 +97,14 @@ def _fits(hint: Any, value: Any) -> bool:
   if hint is int:
     return type(value) is int and abs(value) <= LARGEST_INT
   if hint is float:
-    return type(value) in (int, float) and abs(value) <= LARGEST_FLOAT  # NaN is not
+    return type(value) in (int, float) and abs(value) <= LARGEST_FLOAT  # the comparison is False for NaN
   if hint in (str, bool, types.NoneType):
     return type(value) is hint
   return _allowed(hint) is None
 
 
 def _allowed(hint: Any) -> str | None:
-  """Say which values a type allows; None if it is none that is checked."""
+  """Say in words which values a type allows; return None for a type that is not checked."""
   origin, options = typing.get_origin(hint), typing.get_args(hint)
   if origin is Annotated:
     return f"{_allowed(options[0])}, {' and '.join(map(str, options[1:]))}"
@@ -127,7 +127,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-  """Write a value down in at most 80 characters."""
+  """Return a value as text of at most 80 characters."""
   if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**25:
     return f"{'-' * (value < 0)}{float(min(abs(value), 10**300)):.3g}"
   shown = repr(value)

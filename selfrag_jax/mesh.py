@@ -1,4 +1,4 @@
-"""The device mesh, the meaning of logical axes on it, and the start of several hosts.
+"""The device mesh, the rules that map logical axes to its axes, and the start-up of several hosts.
 
 Three mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and batch split), `tensor` (heads, MLP and
 vocabulary split). Axes are Auto on purpose: the compiler propagates shardings, and logical constraints guide it.
@@ -36,7 +36,10 @@ LOGICAL_RULES = (
 
 
 def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
-  """Make the (data, fsdp, tensor) mesh; one entry may be -1 for what is left. Raises ValueError if it does not fit."""
+  """Make the (data, fsdp, tensor) mesh; one size may be -1, for all remaining devices.
+
+  Raises ValueError if the shape does not fit the devices.
+  """
   devices = list(jax.devices() if devices is None else devices)
   sizes = list(shape)
   if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
@@ -89,9 +92,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shardings_of(boxed: Any, mesh: Mesh) -> Any:
-  """Return NamedShardings for a tree of (abstract) variables with Linen's logical axis names."""
+  """Return the NamedShardings of a tree of (abstract) variables that Linen has boxed with logical axis names."""
   is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)
-  # an optimizer for a part of the parameters keeps the boxes of the others, with nothing in them
+  # an optimizer for a part of the parameters keeps empty boxes for the other parameters
   boxed = jax.tree.map(lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, boxed, is_leaf=is_box)
   return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
 
@@ -105,10 +108,10 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def configure_xla() -> None:
-  """Set the XLA flags that this project wants; call before the first JAX operation, which reads them.
+  """Set the XLA flags that this project needs; call it before the first JAX operation, which reads the flags.
 
   jaxlib 0.10.2 fuses CPU reductions through YNNPACK: training is slower by half with it, and some programs with arrays
-  of rank 7 and more crash (jax issues 40412 and 39257). Other releases are left as they are: an unknown flag is fatal.
+  of rank 7 and more crash (jax issues 40412 and 39257). Other releases get no flag: an unknown flag is fatal.
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if metadata.version("jaxlib") == "0.10.2" and "xla_cpu_experimental_ynn_fusion_type" not in flags:
@@ -116,7 +119,7 @@ def configure_xla() -> None:
 
 
 def start_distributed() -> None:
-  """Join the other hosts where a coordinator is configured; one process alone needs nothing. Call before any JAX op."""
+  """Join the other hosts if a coordinator is configured; do nothing otherwise. Call it before any JAX operation."""
   if os.environ.get("JAX_COORDINATOR_ADDRESS"):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(

@@ -1,7 +1,7 @@
-"""The maker and the reader of configs: a section is a frozen dataclass whose types say which values are allowed.
+"""Functions that make and check configs: each section is a frozen dataclass whose types say which values are allowed.
 
-`full_config` makes a config with every key out of what differs from the defaults; `read_config` and `settings` check
-one. Another value, and an unknown key, is an error that names the key and what is allowed there.
+`full_config` makes a config with every key from the values that differ from the defaults; `read_config` and `settings`
+check a config. An unknown key and a value that is not allowed are errors that name the key and what is allowed.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
-  """Build a dataclass from a config section, sections within it included.
+  """Build a dataclass from a config section and the sections within it.
 
   A field of the type `tuple[SomeDataclass, ...]` takes a list of sections. Raises ValueError for a key that the
-  dataclass does not have, with the closest one it has, and for a value that the type of its field does not allow.
+  dataclass does not have, with the closest key that it has, and for a value that the field's type does not allow.
   """
   if not isinstance(section, Mapping):
     raise ValueError(f"config.{name} is {section!r}; it must be a section")
@@ -47,18 +47,18 @@ def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
       raise ValueError(f"config.{name}.{key} is missing")
   try:
     return cls(**values)
-  except ValueError as error:  # of values that do not go together
+  except ValueError as error:  # the values do not go together
     raise ValueError(f"config.{name}: {error}") from error
 
 
 def full_config(
   sections: Mapping[str, Any], differences: Mapping[str, Any], left_out: Collection[str] = ()
 ) -> ml_collections.ConfigDict:
-  """Return a config with every key: `differences`, and the defaults of the dataclasses where these say nothing.
+  """Return a config with every key: the values of `differences`, and the dataclasses' defaults for all other keys.
 
-  `sections` is what `read_config` takes; a plain value and a section that is no dataclass are as `differences` has
-  them. `left_out` names the keys, `section.key`, that an experiment does not use. Raises ValueError for an unknown key,
-  and for a missing one that has no default.
+  `sections` is the same argument as in `read_config`. A plain value, and a section without a dataclass, come from
+  `differences` alone. `left_out` names the keys (`section.key`) that an experiment does not use. Raises ValueError for
+  an unknown key, and for a missing key that has no default.
   """
   config: dict[str, Any] = {}
   for name in differences:
@@ -77,10 +77,10 @@ def full_config(
 
 
 def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-  """Check a config and return it without its workdir, of which no result depends.
+  """Check a config and return it without its workdir, on which no result depends.
 
-  `sections` gives for each top-level key its dataclass; the dataclasses of a section of several kinds by its `name`;
-  or the type of a plain value. Of the others only the numbers are checked. Raises ValueError.
+  `sections` maps each top-level key to a dataclass, to a mapping of names to dataclasses (the section's `name` chooses
+  one), or to the type of a plain value. In keys outside `sections` only the numbers are checked. Raises ValueError.
   """
   for name, kind in sections.items():
     if name not in config:
@@ -98,7 +98,7 @@ def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[
 
 
 def _chosen(kind: Any, section: Any, name: str) -> Any:
-  """Return the dataclass of a section of several kinds, which its `name` chooses; any other kind as it is."""
+  """Return the dataclass that the section's `name` chooses if `kind` maps names to dataclasses, else `kind` itself."""
   if not isinstance(kind, Mapping):
     return kind
   chosen = section.get("name") if isinstance(section, Mapping) else None
@@ -113,7 +113,7 @@ def _suggestion(key: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _check_numbers(value: Any, name: str) -> None:
-  """Raise ValueError for a number anywhere that no setting can have, of whatever section."""
+  """Raise ValueError if any number in any section is too large or not finite, so that no setting can have it."""
   if isinstance(value, Mapping):
     for key, item in value.items():
       _check_numbers(item, f"{name}.{key}")

@@ -1,4 +1,4 @@
-"""Encoders: functions of texts, or of token ids, to vectors."""
+"""Encoders: functions that map texts, or token ids, to vectors."""
 
 import lazy_loader
 

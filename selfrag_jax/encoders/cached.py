@@ -1,4 +1,4 @@
-"""Encoders that keep vectors: those of a corpus in memory, those of a build in blocks on the disk."""
+"""Encoders that keep their vectors: the vectors of a corpus in memory, those of a build in blocks on the disk."""
 
 import hashlib
 import io
@@ -16,11 +16,11 @@ from selfrag_jax.encoders.batches import reporting
 from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.typing import Params
 
-BLOCK = 1024  # texts: seconds of work, which is what a kill can lose
+BLOCK = 1024  # texts: a few seconds of work, the most that a killed build loses
 
 
 def encoder_key(encoder: Encoder, name: str) -> str:
-  """Return a digest of what the vectors of an encoder depend on: its name, learned parameters, fit and fingerprint."""
+  """Return a digest of all that an encoder's vectors depend on: name, fingerprint, learned parameters, constants."""
   key = hashlib.sha256(f"{name}\n{encoder.fingerprint or ''}".encode())
   for part in (encoder.learned_params, encoder.constants):
     for path, leaf in jax.tree.leaves_with_path(part):
@@ -30,7 +30,7 @@ def encoder_key(encoder: Encoder, name: str) -> str:
 
 
 class CachedEncoder(Encoder):
-  """An encoder that keeps vectors of another one, and in all else does what that one does."""
+  """A base class for encoders that keep the vectors of another encoder, to which they pass all other calls."""
 
   def __init__(self, encoder: Encoder):
     self._encoder, self.name = encoder, encoder.name
@@ -70,7 +70,7 @@ class CachedEncoder(Encoder):
 
 
 class CorpusEncoder(CachedEncoder):
-  """An encoder that embeds each text of a corpus once, for all retrievers of an evaluation; queries every time."""
+  """An encoder that embeds each text of a corpus once, for all retrievers of an evaluation, and queries every time."""
 
   def __init__(self, encoder: Encoder, corpus: Collection[str]):
     super().__init__(encoder)
@@ -85,25 +85,25 @@ class CorpusEncoder(CachedEncoder):
 
 
 class BlockEncoder(CachedEncoder):
-  """An encoder whose blocks of vectors are files named by what they hold: made once, by one of the hosts.
+  """An encoder that keeps blocks of vectors as files, named by a digest of the texts; one host embeds each block, once.
 
-  A build that was killed finds the blocks that it has made. `known` maps the keys of encoders to texts and their
-  vectors: those of this one, as it is fitted, are not made again.
+  A killed build finds its finished blocks when it is started again. `known` maps encoder keys to vectors by text: texts
+  that are known under this encoder's key are not embedded again.
   """
 
   def __init__(self, encoder: Encoder, name: str, folder: Path, *, progress: bool = True):
     super().__init__(encoder)
     self.model_name, self._folder, self._progress = name, folder, progress
     self.known: dict[str, Mapping[str, np.ndarray]] = {}
-    self.embedded = 0  # texts that this process has embedded
+    self.embedded = 0  # number of texts that this process has embedded
 
   @property
   def key(self) -> str:
-    """Say what the vectors depend on; an encoder that is fitted has its key behind that."""
+    """The `encoder_key`, a digest of all that the vectors depend on; fitting the encoder changes it."""
     return encoder_key(self._encoder, self.model_name)
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts; with several hosts each embeds its share of the blocks, and all return once all are there."""
+    """Embed texts; with several hosts each embeds its share of the blocks, and all return when all blocks exist."""
     key, blocks = self.key, [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
     paths = [self._folder / f"{_digest(key, block)}.npy" for block in blocks]
     with tqdm(total=len(texts), unit="doc", desc="embedding", disable=not self._progress, mininterval=0.5) as bar:
@@ -111,7 +111,7 @@ class BlockEncoder(CachedEncoder):
         if number % jax.process_count() == jax.process_index() and not path.exists():
           with reporting(bar.update):
             _write(path, self._embed(block, key))
-        bar.update(min((number + 1) * BLOCK, len(texts)) - bar.n)  # what was there, or came from no `embed_by_length`
+        bar.update(min((number + 1) * BLOCK, len(texts)) - bar.n)  # blocks found, or not counted by `reporting`
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices("knowledge base embedded")
     return np.concatenate([np.load(path, allow_pickle=False) for path in paths]) if paths else self._embed([], key)

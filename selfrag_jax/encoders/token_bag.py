@@ -1,6 +1,6 @@
-"""A bag of tokens with IDF weights and a fixed random projection, as an encoder of token ids and of hashed words.
+"""The token-bag encoder: bags of token ids or hashed words, with IDF weights and a fixed random projection.
 
-Nothing is trained, and `apply` works inside a compiled decode loop; inner products of the projected bags approximate
+Nothing is trained, and `apply` works inside a compiled decode loop. Inner products of the projected bags approximate
 those of the TF-IDF vectors (Johnson & Lindenstrauss 1984).
 """
 
@@ -20,19 +20,19 @@ from selfrag_jax.ragged import length_mask, power_of_two
 from selfrag_jax.text.words import words
 from selfrag_jax.typing import Array, ArrayLike, PRNGKey
 
-WIDTH, BUCKETS = 256, 1 << 16  # of hashed words
+WIDTH, BUCKETS = 256, 1 << 16  # the width of a vector and the number of ids, for hashed words
 
 
 @struct.dataclass
 class TokenBag:
-  """The arrays of the encoder."""
+  """The arrays of a token-bag encoder."""
 
   projection: Array  # f32[V, D], variance 1/D, so that a row has a norm of about 1
-  weights: Array  # f32[V], inverse document frequency; 0 for tokens that do not count
+  weights: Array  # f32[V], inverse document frequency; 0 for tokens that are ignored
 
 
 def document_frequency(token_lists: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
-  """Count in how many of the documents each token id occurs. Returns int64[V]. Raises IndexError for ids >= V."""
+  """Count for each token id the documents that have it, int64[V]. Raises IndexError for ids >= V."""
   counts = np.zeros(vocab_size, np.int64)
   for tokens in token_lists:
     counts[np.unique(np.asarray(tokens, np.int64))] += 1
@@ -48,11 +48,11 @@ def init_token_bag(
   n_documents: int | None = None,
   special_ids: Sequence[int] = (),
 ) -> TokenBag:
-  """Make the bag of `vocab_size` ids into `d_embed` numbers; the same key gives the same projection.
+  """Make the arrays for V = `vocab_size` ids and D = `d_embed` dimensions; the same key gives the same projection.
 
-  With `document_frequency` int[V] over `n_documents`, a token weighs log(1 + (N - df + 0.5) / (df + 0.5)) (Robertson &
-  Sparck Jones 1976, in the form that is never negative), else 1. `special_ids` weigh 0.
-  Raises ValueError if only one of the two is given, or if they or the ids do not fit.
+  With `document_frequency` int[V] over N = `n_documents`, a token weighs log(1 + (N - df + 0.5) / (df + 0.5))
+  (Robertson & Sparck Jones 1976, in the form that is never negative), else 1. `special_ids` weigh 0.
+  Raises ValueError if only one of `document_frequency` and `n_documents` is given, or if they or the ids do not fit.
   """
   if (document_frequency is None) != (n_documents is None):
     raise ValueError("document_frequency and n_documents belong together: give both, or neither for equal weights")
@@ -73,9 +73,9 @@ def init_token_bag(
 
 
 def embed(bag: TokenBag, token_ids: ArrayLike, mask: ArrayLike) -> Array:
-  """Embed token_ids int32[B, T] where mask bool[B, T]: the weighted sum of their projections, every occurrence counted.
+  """Embed token_ids int32[B, T] where mask bool[B, T]: sum the weighted projections of all occurrences, and normalise.
 
-  Returns f32[B, D] of norm 1, or 0 for a row with no token that counts. Raises ValueError when the shapes differ.
+  Returns f32[B, D] of norm 1, or 0 for a row without a token of weight above 0. Raises ValueError if the shapes differ.
   """
   if jnp.ndim(token_ids) != 2 or jnp.shape(token_ids) != jnp.shape(mask):
     raise ValueError(f"token_ids {jnp.shape(token_ids)} and mask {jnp.shape(mask)} must both be [B, T]")
@@ -92,15 +92,16 @@ def embed_rows(bag: TokenBag, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Ar
 
 
 def hash_words(text: str) -> list[int]:
-  """Return the words of a text, each as a number below `BUCKETS`."""
+  """Return the words of a text, each hashed to a number below `BUCKETS`."""
   return [zlib.crc32(word.encode()) % BUCKETS for word in words(text)]
 
 
 class TokenBagEncoder(TokenEncoder):
-  """Texts as bags of tokens, by default of hashed words: no weights to load, nothing to train.
+  """An encoder of texts as bags of tokens, by default of hashed words: no weights to load, nothing to train.
 
-  `fit` counts in how many of `n_texts` each token is, `frequency` int64 [V]; without it all tokens weigh the same. A
-  bag of tokens that no document has would be similar to some documents by chance: `terms` and `is_familiar` tell of it.
+  `fit` sets the constants `n_texts` and `frequency` int64 [V], the number of texts that have each token; without it all
+  tokens weigh the same. A text whose tokens are in no document would be similar to some documents by chance: `terms`
+  and `is_familiar` let a retriever detect such a text.
   """
 
   def __init__(
@@ -110,10 +111,10 @@ class TokenBagEncoder(TokenEncoder):
     encode: Callable[[str], list[int]] = hash_words,
     special_ids: Sequence[int] = (),
   ):
-    """Make an encoder of the ids below `vocab_size` that `encode` makes of a text; `special_ids` weigh nothing."""
+    """Make an encoder; `encode` maps a text to ids below `vocab_size`, and the weight of `special_ids` is 0."""
     self._width, self._vocab_size, self._encode, self._special_ids = width, vocab_size, encode, special_ids
     self._params: TokenBag | None = None
-    self._made_of = self._constants  # those that `_params` were made of
+    self._made_of = self._constants  # the constants from which `_params` were made
 
   @property
   def width(self) -> int:
@@ -121,7 +122,7 @@ class TokenBagEncoder(TokenEncoder):
 
   @property
   def fingerprint(self) -> str:
-    """The settings; empty for the default ones, as knowledge bases of earlier versions know them."""
+    """The settings; empty for the default settings, as in knowledge bases of earlier versions."""
     settings = (self._width, self._vocab_size, self.tokens(PROBE[:1]), self._special_ids)
     return "" if settings == (WIDTH, BUCKETS, [hash_words(PROBE[0])], ()) else str(settings)
 
@@ -132,7 +133,7 @@ class TokenBagEncoder(TokenEncoder):
     return self._params
 
   def init(self, key: PRNGKey) -> TokenBag:
-    """Draw the projection; the weights are those of `constants`."""
+    """Draw the projection, and compute the weights from `constants`."""
     frequency, n_texts = (self.constants.get(name) for name in ("frequency", "n_texts"))
     counts: dict[str, Any] = {} if n_texts is None else {"document_frequency": frequency, "n_documents": int(n_texts)}
     return init_token_bag(key, self._vocab_size, self._width, special_ids=self._special_ids, **counts)
@@ -153,13 +154,13 @@ class TokenBagEncoder(TokenEncoder):
     self.constants = {"frequency": document_frequency(rows, self._vocab_size), "n_texts": np.array(n)}
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts as unit vectors; a text without a token is 0."""
+    """Embed texts as unit vectors f32 [N, D]; a text without a token gives the zero vector."""
     return embed_by_length(self.tokens(texts), partial(self.apply, self.params), self.width, power_of_two)
 
   def terms(self, text: str) -> frozenset[int]:
     return frozenset(self._encode(text))
 
   def is_familiar(self, text: str) -> bool:
-    """Tell whether one of the texts that it was fitted to has a token of this one."""
+    """Tell whether a text shares a token with any text that the encoder was fitted to."""
     frequency = self.constants.get("frequency")
     return frequency is not None and bool(frequency[list(self.terms(text))].any())

@@ -1,4 +1,4 @@
-"""The memory: a ring of embeddings, the top-k over it, and a store of text with metadata and a log."""
+"""The memory: a ring of embeddings, the top-k search over it, and a store of texts with metadata and a log."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The part of a store that reads its chunks: by id, or all of them, the oldest first."""
+"""The base class of a store that reads its chunks: one by id, or all chunks, oldest first."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from selfrag_jax.memory.table import Table
 
 
 class Contents:
-  """The chunks of a store, to be read; everything that is returned is a copy."""
+  """Read access to the chunks of a store; everything that is returned is a copy."""
 
   _table: Table
   _lock: StoreLock
@@ -28,13 +28,13 @@ class Contents:
 
   @property
   def ids(self) -> list[str]:
-    """The ids, oldest first; the other properties have the same order."""
+    """The ids of the chunks, oldest first; the other properties have the same order."""
     with self._lock:
       return list(self._table.slots)
 
   @property
   def chunks(self) -> list[str]:
-    """The texts."""
+    """The texts of the chunks."""
     with self._lock:
       return [self._table.records[i]["text"] for i in self._table.slots]
 
@@ -45,7 +45,7 @@ class Contents:
 
   @property
   def embeddings(self) -> np.ndarray:
-    """The embeddings f32[N, d_model]."""
+    """The embeddings of the chunks, f32[N, d_model]."""
     return self.vectors(self.ids)
 
   @property

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance: an order of results that are relevant and say different things."""
+"""Maximal marginal relevance: an order of results by relevance and diversity."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 def diverse_order(relevance: np.ndarray, redundancy: np.ndarray, k: int) -> list[int]:
   """Choose up to k of N candidates, one at a time, and return their indices (Carbonell & Goldstein 1998).
 
-  relevance [N] and redundancy [N, N], that of each to each, come with their weights. The next one is that whose
-  relevance is most above its largest redundancy to one that was chosen before; among equals the first.
+  relevance [N] and the pairwise redundancy [N, N] come multiplied by their weights. The next candidate is the one with
+  the largest difference between its relevance and its largest redundancy to any chosen candidate; ties go to the first.
   """
   order: list[int] = []
   nearest = np.zeros_like(relevance)
@@ -15,7 +15,7 @@ def diverse_order(relevance: np.ndarray, redundancy: np.ndarray, k: int) -> list
     gain = relevance - nearest
     gain[order] = -np.inf
     best = int(gain.argmax())
-    # similarities may be negative: what is chosen first is the first bound
+    # similarities may be negative, so the first choice sets the bound instead of raising a bound of 0
     nearest = np.maximum(nearest, redundancy[best]) if order else redundancy[best]
     order.append(best)
   return order

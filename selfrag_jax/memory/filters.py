@@ -1,13 +1,15 @@
-"""Filters over metadata: which records a search or a deletion is about.
+"""Filters over metadata, which choose the records for a search or a deletion.
 
-  {"source": "atlas.md"}            equal; of a list under that name, one of its members
-  {"source": ["atlas.md", "b.md"]}  one of these, as {"$in": [...]} says too
+  {"source": "atlas.md"}              the value is equal, or is a list with an equal member
+  {"source": ["atlas.md", "b.md"]}    the value equals any of these; {"$in": [...]} means the same
   {"year": {"$gte": 2000, "$lt": 2010}}
-  {"title": {"$contains": "harbor"}}  a part of a text, or a member of a list; of several in a list, one
+  {"title": {"$contains": "harbor"}}  the value is a text with this part, or a list with this member; a list of
+                                      several operands matches if any operand does
 
-Every name must fit; a record without the name does not. Numbers are compared with numbers and texts with texts, by code
-point, as ISO dates are ordered; a value of another kind does not fit, and true is no number. A function of the metadata
-is a filter too. `parse_where` reads the same from a command line.
+A record matches if all conditions hold; a condition on a name that the record lacks does not hold. Numbers are compared
+with numbers, and texts with texts by code point, which also orders ISO dates; a comparison with a value of another kind
+does not hold, and true is not a number. A function of the metadata is a filter too. `parse_where` reads a filter from
+command-line conditions.
 """
 
 import difflib
@@ -28,7 +30,7 @@ CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<
 
 
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
-  """Return a filter as a function of one record's metadata. Raises ValueError for one that is not understood."""
+  """Return a filter as a function of one record's metadata. Raises ValueError for an invalid filter."""
   if callable(where):
     return lambda metadata: bool(where(metadata))
   if not isinstance(where, Mapping):
@@ -38,9 +40,10 @@ def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def check_where(where: Where, records: Iterable[Mapping[str, Any]]) -> None:
-  """Raise ValueError for a filter that is not understood, or that asks for what no record has.
+  """Raise ValueError for an invalid filter, and for a condition that no record could meet.
 
-  That is a name, with the closest one there is, or an order between numbers and texts. No records: nothing is missing.
+  Such a condition is on a name that no record has (the error gives the closest name), or orders numbers against texts.
+  Without any records only an invalid filter raises.
   """
   predicate(where)
   if callable(where):
@@ -73,9 +76,9 @@ def check_where(where: Where, records: Iterable[Mapping[str, Any]]) -> None:
 def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
   """Return a filter from NAME=VALUE, NAME>=VALUE, NAME>VALUE, NAME<=VALUE, NAME<VALUE and NAME~VALUE (contains).
 
-  A value that is JSON is taken as that: a number, true, null, or a list of which one must be equal. For `=` both the
-  number 2020 and the text fit 2020; in quotes, "2020" is the text alone. Quotes also keep spaces at the ends, and let a
-  name hold one of the signs. Raises ValueError.
+  A value that is valid JSON is read as JSON: a number, true, null, or a list of which one member must be equal. For
+  `=`, 2020 matches the number and the text; in double quotes, "2020" matches the text alone. Double quotes also keep
+  spaces at the ends, and allow a name to contain one of the signs. Raises ValueError for anything else.
   """
   where: dict[str, Any] = {}
   for condition in conditions:
@@ -94,17 +97,17 @@ def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
     if sign in ("$in", "$contains"):
       value = value if isinstance(value, list) else [value]
       if text not in value and not text.startswith('"'):
-        value = [*value, text]  # 2020 fits the text "2020" as well
+        value = [*value, text]  # 2020 also matches the text "2020"
     _check_operand(name, sign, value)
     where[name][sign] = value
   return where
 
 
 def _conditions(name: str, wanted: Any) -> list[tuple[str, Any]]:
-  """Return the operators of a name with what they compare with. Raises ValueError for what is none."""
+  """Return the (operator, operand) pairs for a name. Raises ValueError for an unknown operator or a bad operand."""
   signs = [key for key in wanted if str(key).startswith("$")] if isinstance(wanted, Mapping) else []
   if str(name).startswith("$"):
-    raise ValueError(f"{name!r} is not the name of a value; what it would combine, write as a function of the metadata")
+    raise ValueError(f"{name!r} is not the name of a value; to combine conditions, give a function of the metadata")
   if isinstance(wanted, Mapping) and (bare := [key for key in wanted if f"${key}" in OPERATORS]):
     raise ValueError(f"the filter on {name!r} has {bare[0]!r}; did you mean '${bare[0]}'?")
   if not signs:
@@ -143,25 +146,25 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _kind(value: Any) -> str | None:
-  """Say what a value can be ordered among."""
+  """Return the kind of values, "text" or "number", with which a value can be ordered; None if it has no order."""
   if isinstance(value, str):
     return "text"
   return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _clash(value: Any, operand: Any) -> bool:
-  """Tell whether one is a number and the other a text; what cannot be ordered at all, such as None, is not set."""
+  """Tell whether one value is a number and the other a text; a value without any order, such as None, never clashes."""
   return None not in (_kind(value), _kind(operand)) and _kind(value) != _kind(operand)
 
 
 def _plain(value: Any) -> Any:
-  """Return numpy's scalars and arrays as Python's."""
+  """Return NumPy scalars and arrays as Python numbers and lists, and any other value unchanged."""
   return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def _from_json(text: str, otherwise: Any) -> Any:
   def refused(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity are words here
+    raise ValueError(constant)  # NaN and Infinity are read as texts
 
   try:
     return json.loads(text, parse_constant=refused)

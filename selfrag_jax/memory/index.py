@@ -1,6 +1,6 @@
-"""An index of vectors on the host: rows by slot, a free list, and versions by which backends follow the changes.
+"""An index of vectors on the host, with rows by slot, a free list, and versions that tell backends what has changed.
 
-It is a state machine: the same calls in the same order fill the same slots.
+The index is a state machine: the same calls in the same order fill the same slots.
 """
 
 import collections
@@ -16,25 +16,25 @@ MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
 
 
 class Backend(Protocol):
-  """Finds the best rows of an index. Results are those of `search_numpy`, or close to them if it is approximate.
+  """A search method for an index. Its results equal those of `search_numpy`, or come close if it is approximate.
 
-  A backend that keeps a copy of the rows remembers which version of the index the copy has.
+  A backend that keeps a copy of the rows remembers the index version of that copy.
   """
 
   def search(self, index: "VectorIndex", queries: np.ndarray, k: int, *, allowed, bias, metric: Metric) -> SearchResult:
-    """Find the best k for queries f32[B, D], as `VectorIndex.search` has it; neither it nor the index is empty."""
+    """Find the k best rows for queries f32[B, D] as `VectorIndex.search` does; queries and index are not empty."""
     ...
 
 
 class VectorIndex:
-  """Vectors by slot, with the token ids that they stand for where there are any. A row counts only where `valid`.
+  """Vectors by slot, with the token ids of their chunks if there are any. A row counts only where `valid` is True.
 
-  A new row takes the lowest free slot, or that of the oldest row. `version` counts the changes, and `changed_at` tells
-  for each slot which of them was its last. The arrays are to be read, and changed by the methods alone.
+  A new row takes the lowest free slot, or the slot of the oldest row if none is free. `version` counts the changes, and
+  `changed_at` holds for each slot the version of its last change. Only the methods may change the arrays.
   """
 
   def __init__(self, max_chunks: int, d_model: int, chunk_size: int = 0, *, backend: Backend):
-    """Raises ValueError for sizes that are no whole numbers, too small, or more than there is memory for."""
+    """Raises ValueError for sizes that are not whole numbers, are too small, or need more memory than there is."""
     sizes = {"d_model": (d_model, 1), "max_chunks": (max_chunks, 1), "chunk_size": (chunk_size, 0)}
     for name, (value, least) in sizes.items():
       if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MOST:
@@ -55,32 +55,33 @@ class VectorIndex:
     self.backend = backend
     self.version = 0
     self._oldest_first: collections.OrderedDict[int, None] = collections.OrderedDict()  # the valid slots
-    self._free: list[int] = []  # a heap of slots below `_unused`
-    self._unused = 0
+    self._free: list[int] = []  # a heap of the free slots below `_unused`
+    self._unused = 0  # the first slot that was never used
 
   def __len__(self) -> int:
     return len(self._oldest_first)
 
   def changed_since(self, version: int) -> np.ndarray:
-    """Return the slots, in order, that have changed after a version."""
+    """Return the slots, in order, that have changed since a version."""
     return np.flatnonzero(self.changed_at > version) if version < self.version else np.zeros(0, np.int64)
 
   def add(
     self, embeddings: np.ndarray, tokens: np.ndarray | None = None, lengths: np.ndarray | None = None
   ) -> list[int]:
-    """Add rows f32[N, D] with tokens int32[N, X], of which `lengths` int32[N] are real, and return their slots.
+    """Add rows f32[N, D] with tokens int32[N, X], of which the first `lengths` int32[N] are real; return their slots.
 
-    A full index loses its oldest rows, and of a batch larger than the index its first: their slots come again.
+    A full index loses its oldest rows. Of a batch larger than the index only the last C rows stay, and the returned
+    list names slots more than once.
     """
     slots, C = self._take(len(embeddings)), len(self.valid)
     if len(slots) <= C:
       self._fill(slots, embeddings, tokens, lengths)
-    else:  # no slot comes twice among the last C
+    else:  # the last C slots are all different
       self._fill(slots[-C:], *(None if x is None else x[-C:] for x in (embeddings, tokens, lengths)))
     return slots
 
   def delete(self, slots: list[int]) -> None:
-    """Delete rows. Raises KeyError where there is none."""
+    """Delete the rows of slots. Raises KeyError for a slot without a row."""
     if not slots:
       return
     for slot in slots:
@@ -90,14 +91,14 @@ class VectorIndex:
     self._note_change(slots)
 
   def restore(self, slots: list[int], embeddings: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> None:
-    """Fill an empty index with rows, the oldest first, in the slots that they had."""
+    """Fill an empty index with rows, oldest first, in their former slots."""
     self._fill(slots, embeddings, tokens, lengths)
     self._oldest_first.update(dict.fromkeys(slots))
     self._unused = max(slots, default=-1) + 1
     self._free = np.flatnonzero(~self.valid[: self._unused]).tolist()
 
   def reserve(self, n: int) -> None:
-    """Make room for n more rows, a power of two in all if there is too little; every row keeps its slot."""
+    """Make room for n more rows: grow the index to a power of two if it is too small; every row keeps its slot."""
     if (needed := len(self) + n) > len(self.valid):
       names = ("embeddings", "norms", "tokens", "lengths", "valid", "changed_at")
       vars(self).update({name: _longer(getattr(self, name), power_of_two(needed)) for name in names})
@@ -111,17 +112,17 @@ class VectorIndex:
     bias: np.ndarray | None = None,
     metric: Metric = "cosine",
   ) -> SearchResult:
-    """Find the k best for queries f32[B, D] among the rows that are `allowed` bool[C], with `bias` f32[C] added.
+    """Find the k best rows for queries f32[B, D] among the `allowed` bool[C] slots; add `bias` f32[C] to the scores.
 
-    Results are [B, k], or narrower where k is far more than there are rows.
+    Results are [B, k], or narrower if k is far above the number of rows.
     """
     if not len(self) or not len(queries):
       return SearchResult(np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int32))
-    k = min(k, len(self.valid), max(64, power_of_two(len(self))))  # few values while it grows, so few compilations
+    k = min(k, len(self.valid), max(64, power_of_two(len(self))))  # few values of k, so few compilations
     return self.backend.search(self, queries, k, allowed=allowed, bias=bias, metric=metric)
 
   def _take(self, n: int) -> list[int]:
-    """Return n slots, the lowest free ones and then those of the oldest rows, and make them the newest."""
+    """Return n slots, first the lowest free slots, then the slots of the oldest rows, and mark all as the newest."""
     taken = []
     for _ in range(n):
       if self._free:
@@ -150,13 +151,13 @@ class VectorIndex:
 
 
 def _block(slots: list[int]) -> slice | list[int]:
-  """Return slots as a slice if each follows the one before: numpy writes to a block several times faster."""
+  """Return consecutive slots as a slice, which NumPy writes several times faster, and other slots unchanged."""
   first, end = (slots[0], slots[0] + len(slots)) if slots else (0, 0)
   return slice(first, end) if slots == list(range(first, end)) else slots
 
 
 def _longer(rows: np.ndarray, size: int) -> np.ndarray:
-  """Return rows followed by zeros, `size` in all."""
+  """Return an array of `size` rows: the given rows, then zeros."""
   longer = np.zeros((size, *rows.shape[1:]), rows.dtype)
   longer[: len(rows)] = rows
   return longer

@@ -1,11 +1,11 @@
-"""A folder that outlives its process: a snapshot whose manifest is written last, and a log of every change after it.
+"""The folder of a persistent store: a snapshot whose manifest is written last, and a log of every change after it.
 
   manifest.json     format, generation G, settings, and the digest of each file of the snapshot
   arrays-G.npz      arrays of the snapshot
   records-G.jsonl   one JSON object a line
-  log-G.bin         the changes since, appended
+  log-G.bin         the changes since the snapshot, appended
 
-A change is in the log before it is made, so what was acknowledged survives `kill -9` (with `fsync` a power cut too). A
+A change is logged before it is made, so every acknowledged change survives `kill -9` (with `fsync` a power cut too). A
 frame that was being written when the process died is dropped; any other damage is an error that names the file.
 """
 
@@ -31,12 +31,12 @@ from selfrag_jax.storage.manifest import MANIFEST, FormatError, Manifest, Manife
 
 FILES = {"arrays": "npz", "records": "jsonl", "log": "bin"}
 _OURS = re.compile(r"\.?(arrays|records|log)-(\d+)\.(npz|jsonl|bin)(\.tmp)?")
-# A frame begins with the length of its header (JSON), that of its arrays, a CRC-32 of both, and a CRC-32 of these
-# sixteen bytes. What is cut short still has whole lengths, so lengths that do not verify are damage, not a torn end.
+# A frame begins with the length of its header (JSON), the length of its arrays, a CRC-32 of both parts, and a CRC-32 of
+# these sixteen bytes. A frame that was cut short still has whole lengths, so lengths that do not verify are damage.
 _LENGTHS = struct.Struct("<IQI")
 _FRAME = struct.Struct("<IQII")
 _MANIFEST = Manifest({"generation": int, "settings": dict, "files": dict}, format=1, with_check=True)
-# what reading a file raises that no store has written
+# errors that reading raises for a file that no store has written
 _MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
 
 
 def is_free(folder: epath.PathLike) -> bool:
-  """Tell whether a store can be begun in a folder: it is absent, or holds at most what a beginning left there."""
+  """Tell whether a new store can be made in a folder: it is absent, or holds only what a failed attempt has left."""
   folder = epath.Path(folder)
   if not folder.is_dir():
     return not folder.exists()
@@ -62,13 +62,13 @@ def is_free(folder: epath.PathLike) -> bool:
 
 
 class Journal:
-  """The folder of one store, held by its only writer or opened by a reader beside it."""
+  """The folder of one store, opened by its only writer, or read-only beside the writer."""
 
   def __init__(self, folder: epath.PathLike, *, read_only: bool = False, fsync: bool = False, create: bool = True):
-    """Open the folder; a writer holds its lock until `close`, and creates it unless not `create`.
+    """Open the folder; a writer holds its lock until `close`, and with `create` makes the folder if it is missing.
 
-    Raises FolderInUseError when another process writes to it, ValueError for a writer in object storage, StoreError for
-    a file, and, unless `create`, for a folder that holds no store: nothing is left there.
+    Raises FolderInUseError if another process writes to the folder, ValueError for a writer in object storage,
+    StoreError for a path that is a file and, without `create`, for a folder without a store, which stays as it was.
     """
     if not os.fspath(folder):
       raise ValueError("the path of the store is empty; give its folder")
@@ -97,15 +97,15 @@ class Journal:
     return (self.folder / MANIFEST).exists()
 
   def stamp(self) -> tuple[int, str, int]:
-    """Return what changes with every snapshot and every change of the folder's store. Raises StoreError."""
+    """Return a value that every snapshot and every logged change of the folder alters. Raises StoreError."""
     manifest = self._manifest()
     log = self.folder / _name("log", manifest["generation"])
     return manifest["generation"], manifest["check"], log.stat().length
 
   def read(self) -> tuple[Snapshot, list[Change]]:
-    """Return the snapshot and the changes after it; a writer appends where they end.
+    """Return the snapshot and the changes after it; a writer appends after the last whole change from now on.
 
-    Raises StoreError for what is damaged, missing, or of a newer version.
+    Raises StoreError if a file is damaged, missing, or of a newer version.
     """
     manifest = self._manifest()
     generation = manifest["generation"]
@@ -117,22 +117,22 @@ class Journal:
       changes, end = _parse(log.read_bytes(), str(log))
     except FileNotFoundError as error:
       if self._read_only and self._manifest() != manifest:
-        return self.read()  # the writer has published a snapshot since, and removed the files of the one before
+        return self.read()  # the writer has published a new snapshot since, and removed the files of the old one
       raise StoreError(f"{error.filename} is missing; restore the folder from a copy") from None
-    except _MALFORMED as error:  # the hashes fit: somebody else has written it
+    except _MALFORMED as error:  # the hashes match, so another program has written the files
       raise StoreError(f"{self.folder} holds what no store writes ({error!r}); restore it from a copy") from None
     if not self._read_only:
-      self._begin(generation).truncate(end)
+      self._open_log(generation).truncate(end)
     return snapshot, changes
 
   def append(self, change: Change) -> None:
-    """Log a change. If that fails (a full disk), the log is as it was and OSError is raised."""
+    """Log a change. If that fails (a full disk), the log stays as it was and OSError is raised."""
     self._check_writable()
     assert self._log is not None
     start = self._log.seek(0, os.SEEK_END)
     try:
       rest = memoryview(_frame(change))
-      while rest:  # a nearly full disk takes a part and refuses the rest
+      while rest:  # a nearly full disk writes a part and refuses the rest
         rest = rest[self._log.write(rest) :]
       if self._fsync:
         os.fsync(self._log.fileno())
@@ -141,7 +141,7 @@ class Journal:
       raise
 
   def publish(self, snapshot: Snapshot) -> None:
-    """Write a snapshot and begin an empty log. Killed at any moment, the folder holds the old store or the new one."""
+    """Write a snapshot and begin an empty log. If the process is killed, the folder holds the old store or the new."""
     self._check_writable()
     if not self.exists():
       self._check_unclaimed()
@@ -154,18 +154,18 @@ class Journal:
     paths = {kind: self.folder / _name(kind, generation) for kind in contents}
     for kind, data in contents.items():
       write_bytes_atomic(paths[kind], data)
-    files = digests(self.folder, _listed(generation))
+    files = digests(self.folder, _snapshot_files(generation))
     try:
       _MANIFEST.write(self.folder, generation=generation, settings=snapshot.settings, files=files)
     except BaseException:
-      # it may have failed after its rename: then what is logged from now on belongs to the new generation
+      # if the write failed after its rename, further changes belong to the new generation
       if self.exists() and self._manifest()["generation"] == generation:
-        self._begin(generation)
+        self._open_log(generation)
       raise
-    self._begin(generation)
+    self._open_log(generation)
 
   def close(self) -> None:
-    """Close the log and give the lock back."""
+    """Close the log and release the lock."""
     self._writable = False
     if self._log is not None:
       self._log.close()
@@ -177,17 +177,17 @@ class Journal:
       raise StoreError(f"{self.folder} is closed or open for reading only; nothing was changed")
 
   def _check_unclaimed(self) -> None:
-    """Refuse to begin a store over the remains of one; those of a first snapshot that was cut short hold nothing."""
+    """Raise StoreError for files of an earlier store; the files of a first snapshot that was cut short hold no rows."""
     for path in self.folder.iterdir():
       match = _OURS.fullmatch(path.name)
       if match and not match[4] and (match[2] != "1" or _holds_rows(path)):
         raise StoreError(f"{path} belongs to a store whose {MANIFEST} is missing; restore it, or use another folder")
 
-  def _begin(self, generation: int) -> io.FileIO:
-    """Append to this generation's log from now on, and remove the files of every other generation."""
+  def _open_log(self, generation: int) -> io.FileIO:
+    """Open this generation's log for further changes, and remove the files of all other generations."""
     if self._log is not None:
       self._log.close()
-    # unbuffered: what `append` returned from is with the operating system
+    # unbuffered: when `append` returns, the operating system has the change
     self._log = io.FileIO(self.folder / _name("log", generation), "r+")
     for path in self.folder.iterdir():
       match = _OURS.fullmatch(path.name)
@@ -211,7 +211,7 @@ class Journal:
       ) from None
 
   def _snapshot(self, manifest: dict[str, Any]) -> Snapshot:
-    names = _listed(manifest["generation"])
+    names = _snapshot_files(manifest["generation"])
     arrays_file, records_file = (self.folder / name for name in names)
     if damage := first_damage(self.folder, {name: manifest["files"].get(name) for name in names}):
       path, exists = damage
@@ -223,7 +223,7 @@ class Journal:
 
 
 def _holds_rows(path: epath.Path) -> bool:
-  """Tell whether a file of a snapshot holds anything, be it not ours; the arrays of no rows are a file too."""
+  """Tell whether a file of a snapshot holds any rows or any foreign data; arrays without rows are a file too."""
   if not path.stat().length:
     return False
   if path.suffix != ".npz":
@@ -238,8 +238,8 @@ def _name(kind: str, generation: int) -> str:
   return f"{kind}-{generation}.{FILES[kind]}"
 
 
-def _listed(generation: int) -> tuple[str, str]:
-  """Return the names of the files that a manifest lists: not the log, which changes after it."""
+def _snapshot_files(generation: int) -> tuple[str, str]:
+  """Return the names of the files that a manifest lists; the log is not listed, because it changes later."""
   return _name("arrays", generation), _name("records", generation)
 
 
@@ -254,7 +254,7 @@ def _frame(change: Change) -> bytes:
 
 
 def _parse(log: bytes, name: str) -> tuple[list[Change], int]:
-  """Return the changes of a log and where the last whole frame ends."""
+  """Return the changes of a log and the byte where the last whole frame ends. Raises StoreError for damage."""
   changes, start = [], 0
   while len(log) - start >= _FRAME.size:
     head_size, body_size, check, lengths_check = _FRAME.unpack_from(log, start)
@@ -262,7 +262,7 @@ def _parse(log: bytes, name: str) -> tuple[list[Change], int]:
     end = body_start + body_size
     sound = zlib.crc32(log[start : start + _LENGTHS.size]) == lengths_check
     if sound and end > len(log):
-      break  # cut short by the end of the process
+      break  # the process died while it wrote this frame
     if not sound or zlib.crc32(log[start + _FRAME.size : end]) != check:
       raise StoreError(
         f"{name} is damaged at byte {start} after {len(changes)} changes; restore the folder from a copy, or cut the "

@@ -1,4 +1,4 @@
-"""What a store keeps of a chunk beside its embedding, and what it refuses to keep."""
+"""The records that a store keeps of its chunks beside their embeddings, and the checks of their values."""
 
 import dataclasses
 import math
@@ -10,29 +10,29 @@ import numpy as np
 
 from selfrag_jax.checked import LARGEST_FLOAT
 
-DEEPEST = 64  # levels of metadata: far from where Python's recursion, and so the reading of a log, ends
-_LONGEST_INT = 2048  # bits; any Python reads as many digits, and `sys.set_int_max_str_digits` may forbid more
+DEEPEST = 64  # levels of nested metadata: far below Python's recursion limit, which would stop the reading of a log
+_LONGEST_INT = 2048  # bits; every Python can read that many digits, `sys.set_int_max_str_digits` may forbid more
 _LAST_TOKEN = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """One chunk of the store, as it was when it was returned."""
+  """One chunk of a store: a copy that later changes of the store do not affect."""
 
   id: str
   text: str
   token_ids: np.ndarray  # int32[X]
-  metadata: Mapping[str, Any]  # position, timestamp, source, and what was given
-  key: str | None  # of several chunks with one key the newest is kept
-  count: int  # how often it was added, near duplicates counted
-  score: float | None = None  # of the search that found it: similarity plus recency
+  metadata: Mapping[str, Any]  # position, timestamp, source, and the caller's values
+  key: str | None  # a store keeps only the newest chunk with a key
+  count: int  # how often the chunk was added, near duplicates included
+  score: float | None = None  # the score in the search that found it: similarity plus recency
 
 
 @dataclasses.dataclass(frozen=True)
 class Recency:
-  """What newer chunks gain in a search: `weight` for the newest, half of it for each `half_life` that one is older.
+  """A bonus for newer chunks in a search: `weight` for the newest chunk, halved for every `half_life` of age.
 
-  `field` is a number in the metadata: `timestamp` (seconds), `position` (chunks), or the user's own.
+  `field` names a number in the metadata: `timestamp` (seconds), `position` (chunks), or a field of the user's own.
   """
 
   weight: float
@@ -46,14 +46,14 @@ class Recency:
       raise ValueError(f"half_life = {self.half_life!r:.40} must be above 0, in the unit of {self.field!r}")
 
   def bonus(self, metadata: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return what each chunk gains, f32[N]. Raises ValueError if one has no such number."""
+    """Return the bonus of each chunk, f32[N]. Raises ValueError if a chunk has no number in `field`."""
     try:
       values = np.array([record[self.field] for record in metadata], np.float64)
     except (KeyError, TypeError, ValueError, OverflowError):
       values = np.array([np.nan])
     if not np.isfinite(values).all():
       raise ValueError(f"recency needs a number {self.field!r} that float64 holds in the metadata of every chunk")
-    with np.errstate(over="ignore"):  # an infinite age gains nothing
+    with np.errstate(over="ignore"):  # the bonus of an infinite age is 0
       age = values.max(initial=-np.inf) - values
       return (self.weight * 0.5 ** (age / self.half_life)).astype(np.float32)
 
@@ -67,9 +67,9 @@ def make_records(
   taken: Collection[str],
   position: int,
 ) -> list[dict[str, Any]]:
-  """Check what is to be added and return a record of each chunk, as JSON holds it.
+  """Check the values of new chunks and return a record for each chunk, made of JSON values only.
 
-  `taken` are the ids in use, `position` that of the first chunk. Raises ValueError, naming the chunk.
+  `taken` holds the ids in use; `position` is the position of the first chunk. Raises ValueError, naming the chunk.
   """
   for name, values in (("texts", texts), ("metadata", metadata), ("ids", ids), ("keys", keys)):
     if isinstance(values, (str, bytes, Mapping)):
@@ -106,7 +106,7 @@ def token_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Pad the token ids of N = `count` chunks: int32[N, chunk_size], lengths int32[N].
 
-  Raises ValueError if one has too many, or if they are not whole numbers from 0 on that int32 holds.
+  Raises ValueError for a chunk with too many ids, and for ids that are not whole numbers from 0 to the largest int32.
   """
   tokens, lengths = np.zeros((count, chunk_size), np.int32), np.zeros(count, np.int32)
   if token_ids is None:
@@ -115,7 +115,7 @@ def token_rows(
     raise ValueError(f"{len(token_ids)} token_ids for {count} texts: give one list for each")
   for i, row in enumerate(token_ids):
     try:
-      ids = np.asarray(row) if len(row) else np.zeros(0, np.int32)  # an empty list would be of floats
+      ids = np.asarray(row) if len(row) else np.zeros(0, np.int32)  # NumPy makes an empty list an array of floats
     except (TypeError, ValueError, OverflowError):
       ids = np.zeros((), object)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -133,9 +133,10 @@ def token_rows(
 
 
 def check_rows(vectors: Any, count: int | None, width: int) -> np.ndarray:
-  """Return embeddings as f32 [count, width], any number of them if `count` is None.
+  """Return embeddings as f32 [count, width], or with any number of rows if `count` is None.
 
-  Raises ValueError for another shape, for what is no real number, NaN or infinity, or overflows float32.
+  Raises ValueError for another shape, for values that are not real numbers, for NaN and infinity, and for rows whose
+  squared norm overflows float32.
   """
   try:
     given = np.asarray(vectors)
@@ -158,21 +159,21 @@ def check_rows(vectors: Any, count: int | None, width: int) -> np.ndarray:
 
 
 def check_metadata(metadata: Any, whose: str) -> Mapping[str, Any]:
-  """Return metadata. Raises ValueError for what has no names with values."""
+  """Return metadata unchanged. Raises ValueError unless it is a mapping."""
   if not isinstance(metadata, Mapping):
     raise ValueError(f"the metadata of {whose} is of type {type(metadata).__name__}; give names with values, as a dict")
   return metadata
 
 
 def check_score(name: str, value: float | None) -> None:
-  """Raise ValueError for a threshold that is no number: every comparison with it would be false."""
+  """Raise ValueError for a threshold that is not a number: every comparison with NaN is false."""
   is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
   if value is not None and not (is_number and value == value):
     raise ValueError(f"{name} = {value!r}; give a number, or None for no threshold")
 
 
 def _is_float(value: Any) -> bool:
-  """Tell whether a value is a number other than NaN; infinity is one, an integer that float64 cannot hold is none."""
+  """Tell whether a value is a number that float64 can hold, infinity included; NaN is not."""
   try:
     return not isinstance(value, (str, bool)) and not math.isnan(value)
   except (TypeError, OverflowError):
@@ -180,7 +181,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _free_id(position: int, taken: Collection[str]) -> str:
-  """Return the position as an id, told apart from ids that the user gave."""
+  """Return the position as an id, with apostrophes added until it differs from all taken ids."""
   chunk_id = str(position)
   while chunk_id in taken:
     chunk_id += "'"
@@ -188,7 +189,7 @@ def _free_id(position: int, taken: Collection[str]) -> str:
 
 
 def _not_unicode(text: str) -> str | None:
-  """Say what is wrong with a text that no file in UTF-8 can hold."""
+  """Say what is wrong with a text that UTF-8 cannot hold; return None for any other text."""
   try:
     text.encode()
   except UnicodeEncodeError as error:
@@ -197,13 +198,13 @@ def _not_unicode(text: str) -> str | None:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-  """Return a value as JSON gives it back. Raises ValueError for what JSON cannot hold, or changes."""
+  """Return a value as JSON would read it back. Raises ValueError for a value that JSON cannot hold, or would change."""
   if value is None or isinstance(value, bool):
     return value
   if isinstance(value, str):
     if problem := _not_unicode(value):
       raise ValueError(f"a text {problem}")
-    return str.__str__(value)  # of an enumeration too, as JSON has it
+    return str.__str__(value)  # a member of a str enumeration becomes its value, as in JSON
   if isinstance(value, int):
     if value.bit_length() > _LONGEST_INT:
       raise ValueError(f"a whole number of more than {_LONGEST_INT} bits; store it as a text")

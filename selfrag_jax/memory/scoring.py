@@ -1,4 +1,4 @@
-"""The similarity of a query to the rows of a memory: one definition, for numpy and for JAX."""
+"""The similarity of a query to the rows of a memory, defined once for NumPy and for JAX."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,11 +12,11 @@ if TYPE_CHECKING:  # importing it imports JAX
 
 Metric = Literal["cosine", "dot"]
 
-OVERSAMPLING = 4  # candidates of a first pass for each result
+OVERSAMPLING = 4  # candidates that a first pass finds for each result
 
 
 class SearchResult(NamedTuple):
-  """The k best slots of each query, best first, lowest slot first among equals; (-inf, -1) where there is nothing."""
+  """The k best slots of each query, best first, ties by lowest slot; missing results are (-inf, -1)."""
 
   scores: "ArrayLike"  # f32[B, k], similarity: higher is better
   slots: "ArrayLike"  # int32[B, k]
@@ -25,12 +25,12 @@ class SearchResult(NamedTuple):
 def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
   """Return the dot product over the last axis as a fixed tree of additions, with `xp` jax.numpy or numpy.
 
-  A matrix product sums in an order that depends on the shape of the operands, so a shard of the memory and the whole of
-  it give different last bits. This one gives the same bits in any batch, on any shard, and in numpy.
+  The summation order of a matrix product depends on the shapes of its operands, so a shard of the memory and the whole
+  memory give different last bits. This function gives the same bits in any batch, on any shard, and in NumPy.
   """
   products = x * y
-  # A bare product would be contracted with the addition below into a fused multiply-add, which rounds once where
-  # numpy rounds twice; the select stands between them. (It also drops the sign of zero.)
+  # XLA would contract a bare product and the addition below into a fused multiply-add, which rounds once where NumPy
+  # rounds twice; the select between them prevents that. (It also drops the sign of zero.)
   products = xp.where(products == 0, 0, products)
   width = products.shape[-1]
   padding = power_of_two(width) - width
@@ -42,31 +42,31 @@ def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
 
 
 def cosine(dots, norms, xp: ModuleType):
-  """Divide by the product of the norms; a zero vector is similar to nothing."""
+  """Divide dot products by the product of the norms; where that is 0, return 0."""
   return xp.where(norms == 0, 0, dots / xp.where(norms == 0, 1, norms))
 
 
 def mask_scores(scores, allowed, xp: ModuleType):
-  """Turn what is not allowed and what is not a number (top-k would rank it first) into -inf, and -0.0 into 0.0."""
+  """Set scores that are not allowed, and NaN (which top-k would rank first), to -inf, and -0.0 to 0.0."""
   return xp.where(allowed & ~xp.isnan(scores), xp.where(scores == 0, 0, scores), -xp.inf)
 
 
 def pad(result: SearchResult, k: int, xp: ModuleType) -> SearchResult:
-  """Widen [B, n] to [B, k] and put slot -1 wherever the score is -inf."""
+  """Widen results [B, n] to [B, k] with scores of -inf, and set the slot to -1 wherever the score is -inf."""
   widen = [(0, 0), (0, k - result.slots.shape[1])]
   scores = xp.pad(result.scores, widen, constant_values=-xp.inf)
   return SearchResult(scores, xp.where(scores > -xp.inf, xp.pad(result.slots, widen), -1))
 
 
 def check_k(k: Any, name: str = "k") -> int:
-  """Return a count. Raises ValueError, with its name, unless it is a whole number of at least 1."""
+  """Return k as an int. Raises ValueError, with its name, unless k is a whole number of at least 1."""
   if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
     raise ValueError(f"{name} = {k!r} must be at least 1, and a whole number")
   return int(k)
 
 
 def validate_search(rows, queries, k, group_ids, bias, metric) -> None:
-  """Raise ValueError for arguments of a search that do not fit; it names the fix."""
+  """Raise ValueError, with the fix, for arguments of a search that do not fit the memory."""
   if queries.ndim != 2 or queries.shape[1] != rows.shape[1]:
     raise ValueError(f"queries {queries.shape} must be [B, {rows.shape[1]}]: embed them with the memory's encoder")
   check_k(k)

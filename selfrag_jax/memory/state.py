@@ -1,7 +1,8 @@
-"""The memory as a pure ring buffer: fixed shapes, so filling it never recompiles, and every function can be donated to.
+"""The memory as a pure ring buffer of fixed shapes, so that filling it never recompiles and its buffers can be donated.
 
 Slots are physical rows 0..C-1. A write takes consecutive slots from the cursor and overwrites the oldest rows first.
-Rows without a cursor can be searched and set, not written: the host's index, which has a free list, gives such.
+`MemoryRows` have no cursor: they can be searched and set, not written. The host's index, which has a free list, makes
+them.
 """
 
 from typing import TypeVar
@@ -18,10 +19,10 @@ from selfrag_jax.typing import Array, ArrayLike
 
 @struct.dataclass
 class MemoryRows:
-  """What a search reads. A row means something only where `valid`."""
+  """The arrays that a search reads. A row counts only where `valid` is True."""
 
   embeddings: Array  # [C, D] f32 | bf16 | int8
-  scales: Array  # f32[C], what an int8 row is multiplied by; ones for float rows
+  scales: Array  # f32[C], the factor of an int8 row; ones for float rows
   norms: Array  # f32[C], L2 norm of the stored row, so that a cosine search reads the embeddings once
   valid: Array  # bool[C]
   group_ids: Array  # int32[C]
@@ -31,7 +32,7 @@ class MemoryRows:
 
 @struct.dataclass
 class MemoryState(MemoryRows):
-  """Rows and the position of the ring."""
+  """A ring buffer: rows, and the position of the ring."""
 
   cursor: Array  # int32[], the next slot
   written: Array  # int32[], rows ever written
@@ -41,7 +42,7 @@ Rows = TypeVar("Rows", bound=MemoryRows)
 
 
 def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DTypeLike = jnp.float32) -> MemoryState:
-  """Make an empty memory of `max_chunks` rows, as `init_rows` does, with the ring at its first slot."""
+  """Make an empty memory of `max_chunks` rows, as `init_rows` does, with the cursor at slot 0."""
   rows = init_rows(max_chunks, d_model, chunk_tokens=chunk_tokens, dtype=dtype)
   return MemoryState(**vars(rows), cursor=jnp.zeros((), jnp.int32), written=jnp.zeros((), jnp.int32))
 
@@ -49,14 +50,14 @@ def init_memory(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: 
 def init_rows(max_chunks: int, d_model: int, *, chunk_tokens: int = 0, dtype: DTypeLike = jnp.float32) -> MemoryRows:
   """Make `max_chunks` empty rows.
 
-  `dtype` is the storage: a float type, or int8 with one scale per row (a quarter of the bytes). `chunk_tokens` is the
-  number of token ids kept beside each row. Raises ValueError for sizes below 1 and for other dtypes.
+  `dtype` is that of the stored embeddings: a float type, or int8 with one scale per row (a quarter of the bytes).
+  `chunk_tokens` is the number of token ids kept beside each row. Raises ValueError for sizes below 1 and other dtypes.
   """
   if max_chunks < 1 or d_model < 1 or chunk_tokens < 0:
     raise ValueError(
       f"max_chunks = {max_chunks} and d_model = {d_model} must be at least 1, chunk_tokens = {chunk_tokens} at least 0"
     )
-  dtype = jnp.dtype(dtype)  # a config gives its name
+  dtype = jnp.dtype(dtype)  # a config gives the name of a dtype
   if dtype != jnp.int8 and not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(f"memory dtype {dtype.name} is not supported; use float32, bfloat16 or int8")
   score_dtype = jnp.promote_types(dtype, jnp.float32)
@@ -80,11 +81,11 @@ def write(
   tokens: ArrayLike | None = None,
   lengths: ArrayLike | None = None,
 ) -> MemoryState:
-  """Write the rows of a batch where `mask` into the next slots, oldest first, and return the new memory.
+  """Write the rows of a batch where `mask` is True into the next slots, oldest first, and return the new memory.
 
-  embeddings [B, D], mask bool[B] (all), group_ids int32[B] (0), tokens int32[B, X], lengths int32[B] (X with tokens,
-  else 0). Masked-out rows take no slot; of more than C valid rows the last C stay. Pure: jit it with the state donated.
-  Raises ValueError when a shape does not fit.
+  Shapes, defaults in brackets: embeddings [B, D], mask bool[B] (all True), group_ids int32[B] (0), tokens int32[B, X],
+  lengths int32[B] (X with tokens, else 0). Masked-out rows take no slot; of more than C valid rows the last C stay.
+  The function is pure: jit it with the state donated. Raises ValueError if a shape does not fit.
   """
   C, B = state.embeddings.shape[0], len(embeddings)
   if mask is not None and jnp.shape(mask) != (B,):
@@ -92,8 +93,8 @@ def write(
   keep = jnp.ones(B, bool) if mask is None else jnp.asarray(mask, bool)
   order = jnp.cumsum(keep, dtype=jnp.int32)  # 1, 2, ... over the valid rows
   count = jnp.sum(keep, dtype=jnp.int32)
-  # More than C rows would share slots, and a scatter leaves open which of them stays. So the indices are unique; those
-  # from C on are out of bounds and dropped.
+  # More than C rows would share slots, and a scatter does not define which row stays. So the indices are unique;
+  # indices from C on are out of bounds and dropped.
   keep &= order > count - C
   slots = jnp.where(keep, (state.cursor + order - 1) % C, C + jnp.arange(B, dtype=jnp.int32))
 
@@ -111,10 +112,10 @@ def put(
   tokens: ArrayLike | None = None,
   lengths: ArrayLike | None = None,
 ) -> Rows:
-  """Set the given slots, wherever the ring stands, and return the new memory.
+  """Set the given slots, wherever the cursor is, and return the new memory.
 
-  slots int32[B], each at most once, those outside 0..C-1 are ignored; valid bool[B] (all); the rest is as in `write`.
-  Pure: jit it with the state donated. Raises ValueError when a shape does not fit.
+  slots int32[B] are all different, and slots outside 0..C-1 are ignored; valid bool[B] (all True); the other arguments
+  are those of `write`. The function is pure: jit it with the state donated. Raises ValueError if a shape does not fit.
   """
   D, X = state.embeddings.shape[1], state.tokens.shape[1]
   rows = jnp.asarray(embeddings)
@@ -146,9 +147,9 @@ def put(
 
 
 def delete(state: Rows, mask: ArrayLike) -> Rows:
-  """Forget the slots where `mask` bool[C]; they are written again when the ring comes round.
+  """Forget the slots where `mask` bool[C] is True; they are written again when the cursor comes round.
 
-  Raises ValueError when the mask has another shape.
+  Raises ValueError for a mask of another shape.
   """
   if jnp.shape(mask) != state.valid.shape:
     raise ValueError(f"mask has shape {jnp.shape(mask)}, expected {state.valid.shape}: give one per slot of the memory")
@@ -156,7 +157,7 @@ def delete(state: Rows, mask: ArrayLike) -> Rows:
 
 
 def clear(state: Rows) -> Rows:
-  """Return the memory as `init_memory` made it: same shapes, dtypes and sharding, nothing of the old rows left."""
+  """Return an empty memory of the same shapes, dtypes and sharding, as `init_memory` made it."""
   return jax.tree.map(jnp.zeros_like, state).replace(scales=jnp.ones_like(state.scales))
 
 

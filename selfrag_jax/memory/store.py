@@ -1,4 +1,4 @@
-"""`MemoryStore`: chunks of text with their embeddings, found again by similarity, kept in a folder if one is given."""
+"""`MemoryStore`, a store of text chunks that are found by the similarity of embeddings and may be kept in a folder."""
 
 import collections
 import contextlib
@@ -33,12 +33,11 @@ OPTIONS = "backend, dtype, mesh, encoder, min_score, dedupe_threshold, dedupe_wi
 
 
 class MemoryStore(Contents):
-  """The convenient face of the memory: text and metadata beside the embeddings, a log, deletions, filters.
+  """A memory of text chunks with embeddings and metadata, and with filters, deletions and a log on disk.
 
-  Embeddings are float32 on the host; `backend` says how they are searched: `exact` or `approx` on the devices (as
-  `dtype`, sharded over `mesh`), `scann` or `numpy` on the host. When the store is full, the oldest chunk goes.
-  One process writes to a folder at a time, and no fork of it; others may open it with `read_only`. Its methods may be
-  called from threads.
+  Embeddings are float32 on the host; `backend` chooses the search: `exact` or `approx` on the devices (in `dtype`,
+  sharded over `mesh`), `scann` or `numpy` on the host. A full store drops its oldest chunk for a new one.
+  Only one process writes to a folder, and no fork of it; others open it with `read_only`. Threads may share a store.
   """
 
   def __init__(
@@ -62,17 +61,18 @@ class MemoryStore(Contents):
 
     Args:
       d_model: width of the embeddings.
-      max_chunks: how many chunks fit.
-      chunk_size: how many token ids a chunk may have.
-      path: local folder; None keeps the store in memory until `save(path)`.
+      max_chunks: the largest number of chunks.
+      chunk_size: the largest number of token ids of a chunk.
+      path: a local folder; None keeps the store in memory until `save(path)`.
       backend: exact, approx, scann or numpy.
       metric: cosine or dot.
-      dtype: storage on the devices: float32, bfloat16 or int8.
-      mesh: devices to shard over, along its `data` axis.
-      encoder: maps texts to [N, d_model], so that `add` and `search` take text alone.
-      min_score: what a search returns at least, unless it says otherwise.
-      dedupe_threshold, dedupe_within: cosine, and field of the metadata, in which a chunk that is only counted agrees.
-      fsync: survive power cuts and not only `kill -9`; slower.
+      dtype: the storage type on the devices: float32, bfloat16 or int8.
+      mesh: the devices to shard over, along the mesh's `data` axis.
+      encoder: a function of texts to [N, d_model], so that `add` and `search` need the text alone.
+      min_score: the least score of a search result, unless the search gives its own.
+      dedupe_threshold: a chunk whose cosine with an earlier chunk is at least this is only counted (None: keep all).
+      dedupe_within: a metadata field that must agree too for a chunk to be only counted (None: no field).
+      fsync: survive power cuts as well as `kill -9`; slower.
 
     Raises ValueError for settings that do not fit, StoreError if the folder already holds a store.
     """
@@ -87,7 +87,7 @@ class MemoryStore(Contents):
     self._encoder, self._min_score, self._dedupe = encoder, min_score, (dedupe_threshold, dedupe_within)
     self._lock = StoreLock()
     self._journal: Journal | None = None
-    self._copies: dict[str, tuple] = {}  # path -> stamp of what was saved there
+    self._copies: dict[str, tuple] = {}  # path -> the journal's stamp of the copy saved there
     if path is not None:
       self._journal = Journal(path, fsync=fsync)
       try:
@@ -103,10 +103,10 @@ class MemoryStore(Contents):
   def load(cls, path: str, *, read_only: bool = False, fsync: bool = False, **options: Any) -> "MemoryStore":
     """Open the store in a folder; further changes are logged there.
 
-    `options` are those of the constructor that a folder does not hold: backend, dtype, mesh, encoder, min_score and
-    the two of dedupe. With `read_only` nothing is locked or changed, and the store is as it was at this moment.
-    Raises StoreError when the folder is damaged, newer than this version, or no store; FolderInUseError when another
-    process writes to it, ValueError for what the folder holds.
+    `options` are the constructor's arguments that a folder does not hold: backend, dtype, mesh, encoder, min_score,
+    dedupe_threshold and dedupe_within. With `read_only` nothing is locked or changed, and the store stays as it is at
+    this moment. Raises StoreError if the folder is damaged, newer than this version, or not a store; FolderInUseError
+    if another process writes to it; ValueError for an option that the folder fixes.
     """
     if fixed := [name for name in SETTINGS if name in options]:
       raise ValueError(
@@ -166,18 +166,18 @@ class MemoryStore(Contents):
     keys: Sequence[str | None] | None = None,
     replacing: Iterable[str] = (),
   ) -> list[str]:
-    """Add chunks, all or none of them, and return their ids.
+    """Add chunks, all or none, and return their ids.
 
-    embeddings [N, d_model]; without them the store's encoder is asked. `position` (chunks added before), `timestamp`
-    (seconds) and `source` ("") are added to metadata where they are not given. A chunk with a `key` takes the place of
-    the earlier chunk with that key: the newest wins. A near duplicate (`dedupe_threshold`) is counted under the id of
-    the chunk that is there, which is returned; chunks with a key are always new. A full store loses its oldest chunks.
-    The chunks with the ids `replacing` go in the same change: a process that is killed leaves them or the new ones.
+    embeddings [N, d_model] default to those of the store's encoder. Metadata without `position` (number of chunks added
+    before), `timestamp` (seconds) or `source` ("") gets them. A chunk with a `key` replaces the earlier chunk with that
+    key. A near duplicate (see `dedupe_threshold`) is only counted under the old chunk, whose id is returned; a chunk
+    with a key is never a duplicate. A full store drops its oldest chunks. The chunks with the ids `replacing` are
+    deleted in the same change: a killed process leaves either them or the new chunks.
 
     Raises:
       ValueError: an empty text, more tokens than chunk_size, an id twice, embeddings of another width or with NaN,
         metadata that JSON cannot hold. Nothing is added.
-      KeyError: an id to be replaced is not there. Nothing is added.
+      KeyError: no chunk has one of the ids `replacing`. Nothing is added.
       OSError: the log cannot be written (a full disk). Nothing is added.
     """
     with self._lock:
@@ -215,7 +215,7 @@ class MemoryStore(Contents):
     token_ids: Sequence[int] | np.ndarray | None = None,
     metadata: Mapping[str, Any] | None = None,
   ) -> None:
-    """Change what is given of a chunk; it becomes the newest. Metadata is merged.
+    """Change the given fields of a chunk, which becomes the newest chunk. Metadata is merged into the old metadata.
 
     A new text needs a new embedding, given or from the encoder. Raises KeyError for an unknown id, else as `add_many`.
     """
@@ -238,9 +238,9 @@ class MemoryStore(Contents):
       self._commit(remove=[id], add=[{**record, "count": old.count}], arrays=arrays)
 
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
-    """Delete chunks by id, or those whose metadata fits `where`, and return how many.
+    """Delete chunks by id, or all chunks whose metadata matches `where`, and return how many were deleted.
 
-    Raises KeyError for an id that is not there (nothing is deleted), ValueError if neither or both are given.
+    Raises KeyError for an unknown id (nothing is deleted), ValueError if neither or both arguments are given.
     """
     with self._lock:
       if ids is not None and where is None:
@@ -259,7 +259,7 @@ class MemoryStore(Contents):
       self.delete(self.ids)
 
   def search(self, query: Any, k: int = 5, **options: Any) -> list[Chunk]:
-    """Find the k chunks most similar to one query, a text or an embedding [d_model]; `search_batched` has `options`."""
+    """Find the k chunks most similar to one query, a text or an embedding [d_model]; `options` as `search_batched`."""
     return self.search_batched([query], k, **options)[0]
 
   def search_batched(
@@ -271,12 +271,12 @@ class MemoryStore(Contents):
     min_score: float | None = None,
     recency: Recency | None = None,
   ) -> list[list[Chunk]]:
-    """Find the k best chunks of each query, best first; fewer where the store has fewer.
+    """Find the k best chunks for each query, best first; fewer if fewer chunks qualify.
 
-    queries [B, d_model], or texts if the store has an encoder. `where` is a filter on the metadata as `memory.filters`
-    has them; it is applied inside the search, so k chunks come back if k fit. Raises ValueError for queries of another
-    width or with NaN, for a `k` that is no number from 1 on, and for a filter that is not understood or names what no
-    chunk has.
+    queries are embeddings [B, d_model], or texts if the store has an encoder. `where` is a filter on the metadata (see
+    `memory.filters`); it is applied inside the search, so k chunks come back if k match. Raises ValueError for queries
+    of another width or with NaN, for a `k` that is not a whole number of at least 1, and for a filter that is invalid
+    or names metadata that no chunk has.
     """
     check_k(k)
     check_score("min_score", min_score)
@@ -298,9 +298,9 @@ class MemoryStore(Contents):
       ]
 
   def wait_for_index(self) -> None:
-    """Return when the index of backend scann is up to date, if it is due; the other backends have none.
+    """Wait for the ScaNN index of the backend `scann`, if a build is due; do nothing with other backends.
 
-    Raises what building it raised.
+    Raises the error of a failed build.
     """
     index = self._table.index
     if isinstance(index.backend, ScannBackend):
@@ -310,7 +310,8 @@ class MemoryStore(Contents):
   def state(self) -> "MemoryRows":
     """Return the rows on the devices, for compiled search; the next change to the store may donate their buffers.
 
-    They have no cursor, so `memory.state.write` does not take them: where the next row goes, the store alone knows.
+    `memory.state.write` does not accept the rows, as they have no cursor: only the store knows where the next row goes.
+    Raises ValueError for a backend on the host.
     """
     index = self._table.index
     if not isinstance(index.backend, DeviceBackend):
@@ -319,11 +320,11 @@ class MemoryStore(Contents):
       return index.backend.rows(index)
 
   def save(self, path: str | None = None, *, overwrite: bool = False) -> None:
-    """Write a snapshot: to the store's own folder, which empties its log, or as a copy to another folder.
+    """Write a snapshot to the store's own folder, which empties its log, or as a copy to another folder.
 
-    A store that is there stays, unless it is the copy that this object has saved, or `overwrite` is set. Killed at any
-    moment, the folder holds the old store or the new one. Raises ValueError if there is no folder, StoreError if it
-    holds another store.
+    Another store in that folder is replaced only if this object has saved it there, or if `overwrite` is set. If the
+    process is killed, the folder holds the old store or the new one. Raises ValueError if there is no folder,
+    StoreError if the folder holds another store.
     """
     with self._lock:
       own = self._journal
@@ -340,7 +341,7 @@ class MemoryStore(Contents):
         self._copies[place] = journal.stamp()
 
   def close(self) -> None:
-    """Give the folder back. Nothing is lost without it."""
+    """Close the log and release the folder's lock. Nothing is lost if it is never called."""
     if self._journal is not None:
       with self._lock.for_closing:
         self._journal.close()
@@ -353,11 +354,11 @@ class MemoryStore(Contents):
 
   @property
   def settings(self) -> dict[str, Any]:
-    """What the folder remembers: d_model, max_chunks, chunk_size and metric."""
+    """The settings that the folder keeps: d_model, max_chunks, chunk_size and metric."""
     return dict(self._settings)
 
   def _known(self, ids: str | Iterable[str]) -> list[str]:
-    """Return ids once each, in order. Raises KeyError if a chunk is not there."""
+    """Return the ids without repetitions, in order. Raises KeyError for an unknown id."""
     known = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
     if missing := [i for i in known if i not in self._table.records]:
       raise KeyError(f"no chunk has the id {missing[0]!r}")
@@ -377,7 +378,7 @@ class MemoryStore(Contents):
     added: int | None = None,
     arrays: dict[str, np.ndarray] | None = None,
   ) -> None:
-    """Log a change and make it. Reopening a folder makes the same changes again."""
+    """Log a change, then make it. Reopening a folder makes the same changes again."""
     header = {"remove": list(remove), "add": list(add), "count": dict(count or {})}
     change = Change({**header, "added": self._table.added if added is None else added}, arrays or {})
     self._lock.is_changing, is_logged = True, False
@@ -389,7 +390,7 @@ class MemoryStore(Contents):
     except BaseException as error:
       if isinstance(error, Exception) and not is_logged:  # a full disk: the log is as it was
         self._lock.is_changing = False
-      else:  # Ctrl-C: the log may have all of it, the memory has a part; nothing more may be logged on top
+      else:  # Ctrl-C: the log may have the whole change and the memory a part; nothing more may be logged on top
         self.close()
       raise
     self._lock.is_changing = False

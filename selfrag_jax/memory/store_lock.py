@@ -9,26 +9,27 @@ from selfrag_jax.memory.journal import StoreError
 
 
 class StoreLock:
-  """The lock of a store's threads. If the store writes to a folder, no fork of its process may take it.
+  """A lock between the threads of a store. If the store writes to a folder, no fork of the process may take the lock.
 
-  Parent and child would hand out the same ids and log them both. Any other store is copied by a fork, and nobody holds
-  the lock of the copy, unless another thread was in the middle of a change: then it is half made, as after a Ctrl-C.
+  Parent and child would otherwise give the same ids to new chunks and both log them. A store without a folder is copied
+  by a fork, and no thread holds the copy's lock; if another thread was making a change, the copy is half changed, as
+  after Ctrl-C, and the lock refuses it.
   """
 
   def __init__(self):
-    self.folder: os.PathLike | None = None  # that the store writes to
-    self.is_changing = False  # and, where nobody holds the lock, half changed
+    self.folder: os.PathLike | None = None  # the folder that the store writes to
+    self.is_changing = False  # a change is being made; if no thread holds the lock, the store is half changed
     self._threads, self._process = threading.RLock(), os.getpid()
     _LOCKS.add(self)
 
   @property
   def is_forked(self) -> bool:
-    """Whether this is a fork of the process that opened the folder."""
+    """Whether this process is a fork of the process that opened the folder."""
     return self.folder is not None and os.getpid() != self._process
 
   @property
   def for_closing(self) -> contextlib.AbstractContextManager:
-    """What to hold while the folder is given back, which may be done with any store."""
+    """The context in which to close the folder, of a half-changed store too: the threads' lock, or none in a fork."""
     return contextlib.nullcontext() if self.is_forked else self._threads
 
   def __enter__(self) -> None:
@@ -47,7 +48,7 @@ class StoreLock:
     self._threads.release()
 
   def free_after_fork(self) -> None:
-    """Take the lock from threads that the child does not have; what the thread that forked holds, it still holds."""
+    """Replace the lock if a thread that the child lacks holds it; if the forking thread holds it, keep it."""
     if self._threads.acquire(blocking=False):
       self._threads.release()
     else:

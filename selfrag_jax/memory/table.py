@@ -1,7 +1,7 @@
-"""A table of chunks over an index of their vectors: records by id and by key, and the one function that changes them.
+"""A table of chunks over an index of their vectors, with records by id and by key; one function makes all changes.
 
-It is a state machine: the same changes in the same order give the same contents, slots included, whether they are made
-by a running store or read from its log.
+The table is a state machine: the same changes in the same order give the same contents, slots included, whether a
+running store makes them or they are read from its log.
 """
 
 import json
@@ -16,19 +16,19 @@ from selfrag_jax.memory.filters import Where, check_where, predicate
 from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.records import DEEPEST, Chunk, Recency
 
-FIELDS = {"id": str, "text": str, "key": (str, type(None)), "count": int, "metadata": dict}  # of a record
-COLUMNS = ("embeddings", "tokens", "lengths")  # of the index, as files have them
+FIELDS = {"id": str, "text": str, "key": (str, type(None)), "count": int, "metadata": dict}  # the fields of a record
+COLUMNS = ("embeddings", "tokens", "lengths")  # the arrays of the index that files keep
 
 
 class Change(NamedTuple):
-  """What `Table.apply` makes: chunks removed, then chunks added, then counts raised."""
+  """A change of a table: `Table.apply` removes chunks, then adds chunks, then raises counts."""
 
-  header: dict[str, Any]  # remove: ids; add: records; count: id -> how many more; added: chunks ever added
-  arrays: dict[str, np.ndarray]  # of the chunks added: embeddings f32[N, D], tokens int32[N, X], lengths int32[N]
+  header: dict[str, Any]  # remove: ids; add: records; count: id -> increase; added: number of chunks ever added
+  arrays: dict[str, np.ndarray]  # for the added chunks: embeddings f32[N, D], tokens int32[N, X], lengths int32[N]
 
 
 class Table:
-  """Chunks by id and by slot of the index. The dicts have the oldest chunk first."""
+  """Chunks by id and by slot of the index. The dicts are ordered from the oldest chunk to the newest."""
 
   def __init__(self, index: VectorIndex):
     self.index = index
@@ -36,7 +36,7 @@ class Table:
     self.ids: dict[int, str] = {}  # slot -> id
     self.records: dict[str, dict[str, Any]] = {}
     self.keys: dict[str, str] = {}  # key -> id
-    self.added = 0  # chunks ever added
+    self.added = 0  # number of chunks ever added
 
   def apply(self, change: Change) -> None:
     """Make a change."""
@@ -44,16 +44,16 @@ class Table:
     if records := change.header["add"]:
       slots = self.index.add(*(change.arrays[name] for name in COLUMNS))
       for record, slot in zip(records, slots, strict=True):
-        if slot in self.ids:  # of the oldest chunk, which a full index has given up
+        if slot in self.ids:  # the slot of the oldest chunk, which a full index gives up
           self._remove(self.ids[slot])
         self._put(record, slot)
     for chunk_id, more in change.header["count"].items():
-      if chunk_id in self.records:  # else it was the oldest chunk of a full store, and had to go just now
+      if chunk_id in self.records:  # else it was the oldest chunk of a full store, and this change removed it
         self.records[chunk_id]["count"] += more
     self.added = operator.index(change.header["added"])
 
   def check(self, records: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless these are records with arrays as `contents` and a log of this table have them."""
+    """Raise ValueError unless records and arrays have the fields, shapes and dtypes that this table writes."""
     (C, D), X, n = self.index.embeddings.shape, self.index.tokens.shape[1], len(records)
     for record in records:
       if not (isinstance(record, dict) and record.keys() == FIELDS.keys()):
@@ -75,18 +75,18 @@ class Table:
     return Chunk(**_copied(record), token_ids=tokens, score=score)
 
   def vectors(self, ids: Iterable[str]) -> np.ndarray:
-    """Return the embeddings of chunks, f32[N, D]."""
+    """Return the embeddings of chunks by id, f32[N, D]. Raises KeyError."""
     return self.index.embeddings[[self.slots[i] for i in ids]]
 
   def fitting(self, where: Where) -> np.ndarray:
-    """Return bool[C]: the slots of the chunks whose metadata fits. Raises ValueError like `check_where`."""
+    """Return bool[C], True for the slots of chunks whose metadata matches. Raises ValueError like `check_where`."""
     check_where(where, (record["metadata"] for record in self.records.values()))
     mask, fits = np.zeros_like(self.index.valid), predicate(where)
     mask[[self.slots[i] for i, record in self.records.items() if fits(record["metadata"])]] = True
     return mask
 
   def bonus(self, recency: Recency) -> np.ndarray:
-    """Return f32[C]: what recency adds to the score of each slot."""
+    """Return f32[C], the recency bonus of each slot."""
     bias = np.zeros(len(self.index.valid), np.float32)
     bias[[self.slots[i] for i in self.records]] = recency.bonus(record["metadata"] for record in self.records.values())
     return bias
@@ -98,7 +98,7 @@ class Table:
     return [self.records[chunk_id] for chunk_id in self.slots], {"slots": slots, **arrays}
 
   def restore(self, records: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], added: int) -> None:
-    """Fill an empty table with `contents`, every chunk in the slot that it had."""
+    """Fill an empty table with `contents`, every chunk in its former slot."""
     self.check(records, arrays)
     slots = arrays["slots"].tolist()
     self.index.restore(slots, *(arrays[name] for name in COLUMNS))
@@ -108,14 +108,14 @@ class Table:
 
   def _put(self, record: Mapping[str, Any], slot: int) -> None:
     chunk_id, key = record["id"], record["key"]
-    if chunk_id in self.records or slot in self.ids or key in self.keys:  # only a file that was tampered with has these
+    if chunk_id in self.records or slot in self.ids or key in self.keys:  # only in a file that was tampered with
       raise ValueError(f"the id, the slot or the key of chunk {chunk_id!r} is another chunk's")
-    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _named(record)
+    self.slots[chunk_id], self.ids[slot], self.records[chunk_id] = slot, chunk_id, _interned(record)
     if key is not None:
       self.keys[key] = chunk_id
 
   def _remove(self, chunk_id: str) -> int:
-    """Forget a chunk, and return the slot that it had."""
+    """Forget a chunk and return its former slot."""
     slot, record = self.slots.pop(chunk_id), self.records.pop(chunk_id)
     del self.ids[slot]
     if record["key"] is not None:
@@ -123,15 +123,15 @@ class Table:
     return slot
 
 
-def _named(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-  """Return fields with names that all records share: JSON makes new ones for each, a third of a record."""
+def _interned(fields: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+  """Return fields with interned names: JSON makes new strings for every record, a third of its size."""
   nested = lambda value: isinstance(value, dict) and depth < DEEPEST
-  return {sys.intern(name): _named(value, depth + 1) if nested(value) else value for name, value in fields.items()}
+  return {sys.intern(name): _interned(value, depth + 1) if nested(value) else value for name, value in fields.items()}
 
 
 def _copied(value: Any, depth: int = 0) -> Any:
-  """Return a copy of what JSON can hold, in a third of the time of `copy.deepcopy`."""
-  if depth > DEEPEST:  # of a store that was written when that was not refused yet
+  """Return a copy of a JSON value, in a third of the time of `copy.deepcopy`."""
+  if depth > DEEPEST:  # an earlier version, which did not refuse deep metadata, wrote this store
     return json.loads(json.dumps(value))
   if isinstance(value, dict):
     return {name: _copied(each, depth + 1) for name, each in value.items()}

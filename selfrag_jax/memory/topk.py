@@ -1,8 +1,8 @@
-"""Top-k by similarity over the memory: one pass in the storage's precision, then exact scores for the best 4k.
+"""Top-k search by similarity over the memory: one pass in the storage's precision, then exact scores for the best 4k.
 
-The second pass (`ordered_dot`) is there for two reasons: it repairs the rounding of bf16 and int8 storage, and its bits
-do not depend on how many rows a device holds, so a sharded memory answers exactly as one device does. That holds while
-the true top k are among the 4k candidates of the first pass.
+The second pass (`ordered_dot`) has two purposes: it repairs the rounding of bf16 and int8 storage, and its bits do not
+depend on how many rows a device holds, so a sharded memory answers exactly as one device does. This holds while the
+true top k are among the 4k candidates of the first pass.
 """
 
 import functools
@@ -29,9 +29,9 @@ from selfrag_jax.memory.state import MemoryRows, dequantize, partition_specs, qu
 from selfrag_jax.typing import Array, ArrayLike
 
 Method = Literal["exact", "approx"]
-BLOCK = 32  # queries at a time on a CPU
-COUNTED = 1024  # so many candidates are ordered by counting, more by sorting
-LARGEST = 1 << 26  # numbers in the candidates of the queries that are searched at a time: 256 MiB
+BLOCK = 32  # queries that a CPU searches at a time
+COUNTED = 1024  # up to this many candidates are ordered by counting, more by sorting
+LARGEST = 1 << 26  # numbers in the candidate rows of all queries that are searched at a time: 256 MiB
 
 
 def search(
@@ -53,7 +53,7 @@ def search(
   `approx` takes the candidates by `jax.lax.approx_max_k` (Chern et al. 2022). With a `mesh`, rows are split
   contiguously over `axis`: slot s is physical row s on any number of devices, and only k (score, slot) pairs of each
   shard are sent.
-  A k above the C rows that there are costs nothing but the size of the result, the rest of which is (-inf, -1).
+  A k above C costs nothing but the size of the result, whose rest is (-inf, -1).
   Raises ValueError for shapes, metrics and meshes that do not fit.
   """
   queries = jnp.asarray(queries)
@@ -93,7 +93,7 @@ def _local_top_k(state, queries, k, group_ids, bias, metric, method) -> tuple[Ar
   fitting = max(LARGEST // (min(OVERSAMPLING * k, C) * D), 1)
   whole = functools.partial(_top_k, k=k, metric=metric, method=method, product=_products)
   blocks = functools.partial(_in_blocks, whole, fitting)
-  # the scores of 256 queries fit into no cache of a CPU
+  # the scores of 256 queries do not fit into a CPU's cache
   on_cpu = functools.partial(_in_blocks, functools.partial(whole, product=_rows_first), min(fitting, BLOCK))
   return lax.platform_dependent(state, queries, group_ids, bias, cpu=on_cpu, default=blocks)
 
@@ -127,12 +127,12 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
     if bias is not None:
       scores += jnp.asarray(bias, scores.dtype)[slots]
     scores = mask_scores(scores, first > -jnp.inf, jnp)
-    # Candidates come in the order of the first pass, so ties need the slot.
+    # Candidates come in the order of the first pass, so ties are broken by slot.
     if scores.shape[1] > COUNTED:
       lost, slots = lax.sort((-scores, slots), num_keys=2)
       return -lost[:, :k], slots[:, :k]
-    # Counting who is ahead takes (4k)^2 comparisons that fuse into one reduction; a sort by two keys is slow on
-    # accelerators.
+    # Counting the candidates ahead of each one takes (4k)^2 comparisons, which fuse into one reduction; a sort by two
+    # keys is slow on accelerators.
     ahead = scores[:, None, :] > scores[:, :, None]
     ahead |= (scores[:, None, :] == scores[:, :, None]) & (slots[:, None, :] < slots[:, :, None])
     # float32, because XLA:CPU has a fast top-k for it and sorts everything else
@@ -141,7 +141,7 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
 
 
 def _first_pass(state, queries, bias, metric, product) -> Array:
-  """Score every row in the storage's precision, without a bias up to a factor per query. Returns [B, C]."""
+  """Score every row in the storage's precision; without a bias, scores lack a factor per query. Returns [B, C]."""
   dtype = state.embeddings.dtype
   is_int8 = dtype == jnp.int8
   stored, scales = quantize(queries) if is_int8 else (queries.astype(dtype), None)
@@ -151,7 +151,7 @@ def _first_pass(state, queries, bias, metric, product) -> Array:
     scores = cosine(scores, state.norms[None, :], jnp)
   if bias is None:
     return scores
-  # the bias is on the scale of whole scores, so the factor of the query counts now
+  # the bias is on the scale of full scores, so the factor of the query must be applied first
   factors = jnp.ones(len(queries), queries.dtype) if scales is None else scales
   if metric == "cosine":
     factors = cosine(factors, _norms(queries), jnp)
@@ -164,9 +164,9 @@ def _products(queries, rows, dtype) -> Array:
 
 
 def _rows_first(queries, rows, dtype) -> Array:
-  """Do the same for XLA:CPU, whose product is up to 13 times slower with the many rows as columns of the result.
+  """Multiply like `_products` on XLA:CPU, which is up to 13 times slower if the many rows are the result's columns.
 
-  The barrier keeps the transpose out of the product.
+  The barrier keeps XLA from moving the transpose into the product.
   """
   return lax.optimization_barrier(_products(rows, queries, dtype)).T
 

@@ -21,10 +21,10 @@ def search_numpy(
   bias: "ArrayLike | None" = None,
   metric: Metric = "cosine",
 ) -> SearchResult:
-  """Do what `topk.search` does, in numpy: score every row with `ordered_dot`, sort.
+  """Search like `topk.search`, in NumPy: score every row with `ordered_dot`, then sort.
 
-  `state` is `MemoryRows` or a mapping with `embeddings` [C, D] and, if they are needed, `scales`, `valid` and
-  `group_ids` [C]. Runs no JAX operation.
+  `state` is `MemoryRows`, or a mapping with `embeddings` [C, D] and, if needed, `scales`, `valid` and `group_ids`, each
+  [C]. Runs no JAX operation.
   """
   fields = state if isinstance(state, Mapping) else vars(state)
   rows, queries = np.asarray(fields["embeddings"]), np.asarray(queries)
@@ -38,7 +38,7 @@ def search_numpy(
     allowed = allowed & (np.asarray(fields["group_ids"])[None, :] == np.asarray(group_ids)[:, None])
 
   scores = np.empty((len(queries), C), dtype)
-  for b, query in enumerate(queries):  # one query at a time: the products of all of them are B times the memory
+  for b, query in enumerate(queries):  # one query at a time: all products take B times the memory
     scores[b] = ordered_dot(rows, query[None, :], np)
   if metric == "cosine":
     query_norms, norms = (np.sqrt(ordered_dot(x, x, np)) for x in (queries, rows))

@@ -1,4 +1,4 @@
-"""Retrievers over documents, and the knowledge bases that they are built from."""
+"""Retrievers of documents, and the knowledge bases that hold them."""
 
 import lazy_loader
 

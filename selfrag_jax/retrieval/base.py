@@ -1,4 +1,4 @@
-"""`BaseRetriever`: what all retrievers share, and the registry by which configs and command lines name them."""
+"""`BaseRetriever`, the base class of all retrievers, and the registry of their names for configs and command lines."""
 
 import abc
 import dataclasses
@@ -25,44 +25,45 @@ from selfrag_jax.retrieval.document import (
 from selfrag_jax.retrieval.folder import SETTINGS, publish, verified
 from selfrag_jax.storage.generation import DamagedError, version
 
-# the module of each of ours, which registers it: imported when it is named
+# our retrievers -> the modules that register them, which are imported when a retriever is asked for by name
 BUILTIN = {name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank")}
 _registry: dict[str, type["BaseRetriever"]] = {}
 
 
 class Hits(NamedTuple):
-  """What an index finds: for each query the ids of the best documents, best first, and their scores."""
+  """The results of an index: for each query the ids of the best documents, best first, and their scores."""
 
   ids: list[list[str]]
   scores: list[list[float]]
-  components: list[list[Sequence[Mapping[str, Any]]]] | None = None  # what a document's `components` are to be
+  components: list[list[Sequence[Mapping[str, Any]]]] | None = None  # `Document.components` of each result
 
 
 class BaseRetriever(abc.ABC):
-  """Documents that are found by a query; higher scores are better.
+  """A collection of documents that are found by queries; higher scores are better.
 
-  A subclass keeps an index over the texts and has three methods: `_add`, `_delete` and `_search`. Decorated with
-  `register(name)` it can be named in every config and command. `settings` are the arguments of its constructor: a
-  folder keeps them, and the documents, which `load` indexes anew unless `_save` and `_load` keep the index as well.
+  A subclass keeps an index of the texts and defines three methods: `_add`, `_delete` and `_search`. Decorated with
+  `register(name)`, it can be named in every config and command. `settings` are the arguments of its constructor. A
+  folder keeps the settings and the documents; `load` indexes the documents anew, unless the subclass also defines
+  `_save` and `_load` to keep its index.
   """
 
   name: ClassVar[str] = ""
 
   def __init__(self, **settings: Any):
-    # of numpy's numbers Python's, which a folder can keep
+    # NumPy scalars become Python numbers, which a folder can keep
     self.settings = {name: x.item() if isinstance(x, np.generic) else x for name, x in settings.items()}
-    self.build: dict[str, Any] = {}  # how its knowledge base was made, if it is one
-    self._read: dict[Path, str] = {}  # folder -> the version that was read or written there
+    self.build: dict[str, Any] = {}  # how the knowledge base was built; empty for other retrievers
+    self._read: dict[Path, str] = {}  # folder -> the version that was read or written there last
     self._documents: dict[str, Document] = {}
 
   @property
   def parts(self) -> Sequence["BaseRetriever"]:
-    """The retrievers that this one asks."""
+    """The retrievers that this retriever searches in turn."""
     return ()
 
   @abc.abstractmethod
   def _add(self, documents: Sequence[Document]) -> None:
-    """Index documents; their ids are new."""
+    """Index documents, whose ids are new."""
 
   @abc.abstractmethod
   def _delete(self, ids: Sequence[str]) -> None:
@@ -70,18 +71,21 @@ class BaseRetriever(abc.ABC):
 
   @abc.abstractmethod
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
-    """Find the best `top_k` of the documents that fit `where`: fewer if fewer match. There is at least one document."""
+    """Find the best `top_k` documents that match `where`; fewer if fewer match. There is at least one document."""
 
   def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
-    """Do what may fail of `_add`, and return what does the rest; the index is unchanged. Their ids may be taken."""
-    # what cannot be indexed shows under other ids, while those are still there
+    """Do the part of `_add` that may fail, and return a function that does the rest.
+
+    The index stays unchanged; the ids of the documents may be taken.
+    """
+    # a trial under other ids shows whether the documents can be indexed, while documents with their ids still exist
     trial = [dataclasses.replace(document, id=f"{document.id} {uuid.uuid4().hex}") for document in documents]
     self._add(trial)
     self._delete([document.id for document in trial])
     return lambda: self._add(documents)
 
   def _ready(self, documents: Sequence[Document]) -> Callable[[], None]:
-    """Return what adds documents, once those that have their ids are gone."""
+    """Return a function that adds documents, to be called when the old documents with their ids are deleted."""
     insert = self._prepare(documents)
 
     def add() -> None:
@@ -91,10 +95,10 @@ class BaseRetriever(abc.ABC):
     return add
 
   def _save(self, folder: Path) -> None:  # noqa: B027, most indexes are made anew
-    """Keep the index in a folder."""
+    """Write the index to a folder."""
 
   def _load(self, folder: Path) -> None:
-    """Read what `_save` has kept; the documents are there already."""
+    """Read the index that `_save` has written; the documents are loaded already."""
     self._add(self.documents)
 
   def retrieve(self, query: str, top_k: int = 5, *, where: Where | None = None) -> list[Document]:
@@ -104,11 +108,11 @@ class BaseRetriever(abc.ABC):
   def retrieve_batch(
     self, queries: Sequence[str], top_k: int = 5, *, where: Where | None = None
   ) -> list[list[Document]]:
-    """Return the best documents for each query; fewer than `top_k` where fewer match, none for an empty query.
+    """Return the best documents for each query; fewer than `top_k` if fewer match, none for an empty query.
 
-    `where` is a filter on metadata, id, title and source as `selfrag_jax.memory.filters` has them, or a function of
-    these; it is applied inside the search. Raises ValueError for `top_k` below 1, a text in place of a list, and a
-    filter that is not understood or names what no document has.
+    `where` is a filter on metadata, id, title and source (see `selfrag_jax.memory.filters`), or a function of them; it
+    is applied inside the search. Raises ValueError for `top_k` below 1, for a text in place of a list, and for a filter
+    that is invalid or names a field that no document has.
     """
     if isinstance(queries, str):
       raise ValueError("queries are a list of texts; retrieve() takes one")
@@ -131,7 +135,7 @@ class BaseRetriever(abc.ABC):
     return [next(results) if query.strip() else [] for query in queries]
 
   def add_documents(self, documents: Iterable[Document]) -> int:
-    """Add documents and return how many; all or none of them.
+    """Add documents, all or none, and return how many were added.
 
     Raises ValueError for an id that is taken, and for metadata that no file can hold.
     """
@@ -144,10 +148,10 @@ class BaseRetriever(abc.ABC):
     return len(new)
 
   def upsert_documents(self, documents: Iterable[Document]) -> int:
-    """Add documents, in place of those that have their ids, and return how many.
+    """Add documents in place of the old documents with their ids, and return how many were added.
 
-    If that fails what was there stays. Raises ValueError for two documents of one id, and for metadata that no file can
-    hold.
+    If that fails, the old documents stay. Raises ValueError for two documents with one id, and for metadata that no
+    file can hold.
     """
     new = _by_id(documents)
     old = [self._documents[id] for id in new if id in self._documents]
@@ -163,11 +167,11 @@ class BaseRetriever(abc.ABC):
     return len(new)
 
   def delete(self, ids: str | Iterable[str] | None = None, *, where: Where | None = None) -> int:
-    """Delete documents by id, or those that fit `where`, and return how many.
+    """Delete documents by id, or all documents that match `where`, and return how many were deleted.
 
-    The id of a document that was cut is that of all its chunks. Raises KeyError for an id that is not there (nothing is
-    deleted), ValueError if neither or both are given, and for a filter that is empty or does not fit, as in
-    `retrieve_batch`.
+    The id of a document that was cut into chunks deletes all its chunks. Raises KeyError for an unknown id (nothing is
+    deleted), ValueError if neither or both arguments are given, and for a filter that is empty or that `retrieve_batch`
+    would refuse.
     """
     if (ids is None) == (where is None):
       raise ValueError("delete takes ids or where, one of the two")
@@ -186,7 +190,7 @@ class BaseRetriever(abc.ABC):
     return len(chosen)
 
   def _held(self, ids: Sequence[str]) -> list[str]:
-    """Return ids of documents that are there, once each, with those of all chunks for a document that was cut."""
+    """Return the ids of stored documents, without repetitions; the id of a cut document gives those of its chunks."""
     chunks: dict[str, list[str]] = {}
     if any(id not in self._documents for id in ids):
       for document in self.documents:
@@ -213,14 +217,14 @@ class BaseRetriever(abc.ABC):
     return id in self._documents
 
   def _allowed(self, ids: Sequence[str | None], where: Where | None) -> np.ndarray | None:
-    """Return which of the documents (None: deleted) fit, bool [N]; None: all of them."""
+    """Return a mask bool [N] of the ids whose documents match `where` (an id of None: deleted); None if no filter."""
     if where is None:
       return None
     fits = predicate(where)
     return np.array([id is not None and fits(self._documents[id].fields) for id in ids], bool)
 
   def _take_over(self, parts: Sequence["BaseRetriever"]) -> None:
-    """Begin with the documents that parts hold; those that hold none get them. Raises ValueError if parts differ."""
+    """Take over the documents of the parts, and give them to empty parts. Raises ValueError if full parts differ."""
     full = [part for part in parts if len(part)]
     if not full:
       return
@@ -237,20 +241,24 @@ class BaseRetriever(abc.ABC):
     for part in parts:
       if not len(part):
         part.add_documents(first.documents)
-      # in one order, which is that of the rows that they keep in a folder
+      # all parts need one order, that of the rows that they keep in a folder
       part._documents = {id: part._documents[id] for id in first._documents}
     self._documents = dict(first._documents)
 
   def _check_encoders(self, replaced: bool) -> None:
-    """Raise ValueError if a function that made what was read is missing, or if it or what is `replaced` is another."""
+    """Check, after a load, that each part's encoder or reranker is the one that the folder was saved with.
+
+    `replaced`: settings were replaced on loading. Raises ValueError if a function is missing, or embeds otherwise.
+    """
     for part in self.parts:
       part._check_encoders(replaced)
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> None:
-    """Keep documents, settings and index in a local folder: killed at any moment, it holds the old ones or the new.
+    """Write documents, settings and index to a local folder; a killed process leaves the old files or the new files.
 
-    Raises FileExistsError for a folder that holds a knowledge base which was neither opened as this one nor saved by
-    it, unless `overwrite` is set; FolderError for a folder of other files, and if another process has changed it since.
+    Unless `overwrite` is set, raises FileExistsError for a folder with a knowledge base that this retriever was neither
+    loaded from nor saved to, and FolderError if another process has changed the folder since. Raises FolderError for a
+    folder of other files.
     """
     if type(self).name not in _registry:
       raise ValueError(f"{type(self).__name__} has no name to be loaded by; decorate it with @register('...')")
@@ -262,25 +270,25 @@ class BaseRetriever(abc.ABC):
 
 
 def load(folder: str | os.PathLike, **settings: Any) -> BaseRetriever:
-  """Open what `save` has written; `settings` replace those that it keeps, such as a callable that no file can hold.
+  """Load a retriever from a folder that `save` has written.
 
-  Raises FileNotFoundError for a folder without a retriever, ValueError for one of an unknown type, and if its vectors
-  were made by a function that is not given, or by another one; FolderError for one that is damaged or newer than this
-  version.
+  `settings` replace settings in the folder, for example by a function, which no file can hold. Raises FileNotFoundError
+  for a folder without a retriever; ValueError for an unknown type, and if the vectors were made by a function that is
+  not given, or by another one than the given; FolderError for a folder that is damaged or newer than this version.
   """
   retriever, kept = _read_folder(folder, settings)
-  # vectors may be searched otherwise; what makes a query's vector must be what made them
+  # another backend may search the vectors, but queries must be embedded by the encoder that made them
   retriever._check_encoders(bool(settings.keys() - {"backend"}) and retriever.settings != kept)
   return retriever
 
 
 def read_folder(folder: str | os.PathLike) -> BaseRetriever:
-  """Do what `load` does, but without the functions that a retriever needs to be searched."""
+  """Load a retriever like `load`, but without the functions that it needs for searches, and unchecked."""
   return _read_folder(folder, {})[0]
 
 
 def _read_folder(folder: str | os.PathLike, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[str, Any]]:
-  """Return the retriever that a folder holds, and the settings that it keeps."""
+  """Return the retriever that a folder holds, and the settings in the folder."""
   while True:
     before = version(folder)
     try:
@@ -292,7 +300,7 @@ def _read_folder(folder: str | os.PathLike, settings: dict[str, Any]) -> tuple[B
       if version(folder) == before:
         retriever._read[Path(folder).resolve()] = before
         return retriever, kept
-    # another process has published, and taken away what was being read: read what there is now
+    # another process has published meanwhile, and deleted the files that were being read: read the new files
 
 
 def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[str, Any]]:
@@ -313,7 +321,7 @@ def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[st
 
 
 def _by_id(documents: Iterable[Document]) -> dict[str, Document]:
-  """Return documents, without the score of a search, by their ids. Raises ValueError for what cannot be kept."""
+  """Map ids to documents without scores. Raises ValueError for a repeated id, and for documents no file can hold."""
   new: dict[str, Document] = {}
   for document in documents:
     if not isinstance(document, Document):
@@ -329,7 +337,7 @@ R = TypeVar("R", bound=BaseRetriever)
 
 
 def register(name: str) -> Callable[[type[R]], type[R]]:
-  """Name a retriever, for configs, command lines and the folders that it is kept in."""
+  """Return a decorator that names a retriever class for configs, command lines and saved folders."""
 
   def named(cls: type[R]) -> type[R]:
     cls.name = name
@@ -340,7 +348,7 @@ def register(name: str) -> Callable[[type[R]], type[R]]:
 
 
 def create(name: str, **settings: Any) -> BaseRetriever:
-  """Make the retriever of a name. Raises ValueError, with the list, for one that is not registered, or its settings."""
+  """Make a retriever by its name. Raises ValueError for wrong settings and, with all names, for an unknown name."""
   if name in BUILTIN:
     importlib.import_module(BUILTIN[name])
   if name not in _registry:
@@ -353,7 +361,7 @@ def create(name: str, **settings: Any) -> BaseRetriever:
 
 
 def import_plugins(names: Iterable[str]) -> None:
-  """Import modules that register retrievers. Raises ValueError for one that is not found."""
+  """Import modules that register retrievers. Raises ValueError for a module that is not found."""
   for name in names:
     try:
       importlib.import_module(name)

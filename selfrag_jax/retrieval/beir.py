@@ -1,8 +1,8 @@
-"""Collections of documents with judged queries, in the layout of BEIR (arXiv 2104.08663).
+"""Readers of document collections with judged queries, in the layout of BEIR (arXiv 2104.08663).
 
 corpus.jsonl                      lines of {_id, title, text}
 queries.jsonl                     lines of {_id, text}
-qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id, score, under one line of headings
+qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id and score, below one line of headings
 """
 
 import math
@@ -17,14 +17,14 @@ from etils import epath
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.storage.json_lines import read_jsonl, read_lines
 
-# 254 documents about countries and capitals, 70 questions that one of them answers and 60 that take two
+# 254 documents about countries and capitals, 70 questions that one document answers and 60 that need two documents
 EXAMPLE = Path(__file__).resolve().parents[1] / "data" / "world"
 
 Qrels = dict[str, dict[str, float]]  # query id -> document id -> grade, above 0
 
 
 class Judged(NamedTuple):
-  """A collection, and of each query with a relevant document its text and its grades."""
+  """A collection of documents, and the texts and grades of all queries that have a relevant document."""
 
   documents: list[Document]
   queries: dict[str, str]
@@ -32,9 +32,9 @@ class Judged(NamedTuple):
 
 
 def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
-  """Read a folder; `split` names a file of `qrels/`, where there is that folder.
+  """Read the collection in a folder; `split` names a file of `qrels/`, if that folder exists.
 
-  Raises FileNotFoundError for what is missing; ValueError, with file and line, for what is wrong.
+  Raises FileNotFoundError for a missing file; ValueError, with file and line, for a line that is wrong.
   """
   folder = epath.Path(path)
   qrels = folder / "qrels" / f"{split}.tsv" if (folder / "qrels").is_dir() else folder / "qrels.tsv"
@@ -57,7 +57,7 @@ def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
 
 
 def read_corpus(path: epath.PathLike) -> list[Document]:
-  """Read the documents of a `corpus.jsonl`. Raises ValueError, with file and line, for what is no document."""
+  """Read the documents of a `corpus.jsonl`. Raises ValueError, with file and line, for a line without a document."""
   documents: dict[str, Document] = {}
   for number, record in read_jsonl(path):
     id, title, text = record.get("_id"), record.get("title"), record.get("text")
@@ -75,7 +75,7 @@ def read_corpus(path: epath.PathLike) -> list[Document]:
 
 
 def read_qrels(path: epath.PathLike, queries: Collection[str], documents: Collection[str]) -> Qrels:
-  """Read the grades above 0. Raises ValueError, with file and line, for ids that are in neither collection."""
+  """Read the grades above 0. Raises ValueError, with file and line, for a wrong line and for an unknown id."""
   grades: Qrels = {}
   judged: set[tuple[str, str]] = set()
   for place, (number, line) in enumerate(read_lines(path)):
@@ -101,7 +101,7 @@ def read_qrels(path: epath.PathLike, queries: Collection[str], documents: Collec
 
 
 def _judgement(line: str) -> tuple[str, str, float] | None:
-  """Return query, document and grade of a line, None if it has other columns."""
+  """Return the query, document and grade of a line; None if it has other columns."""
   try:
     query, document, score = line.split("\t")
     return (query, document, float(score)) if math.isfinite(float(score)) else None
@@ -110,10 +110,10 @@ def _judgement(line: str) -> tuple[str, str, float] | None:
 
 
 def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> dict[str, Judged]:
-  """Deal whole titles to parts of about the given sizes; a query goes with its documents.
+  """Split a collection by title into named parts of about the given relative sizes; a query goes with its documents.
 
-  No title is in two parts, so nothing that one part says of a subject helps with another. Queries whose documents are
-  in several parts are left out. Raises ValueError for fewer titles than parts.
+  All documents of a title are in one part, so no part says anything about a subject of another part. Queries whose
+  documents are in several parts are left out. Raises ValueError for fewer titles than parts.
   """
   titles = sorted({document.title for document in data.documents})
   if len(titles) < len(parts):

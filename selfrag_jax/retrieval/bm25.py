@@ -1,4 +1,4 @@
-"""`BM25Retriever`: BM25 by bm25s with its numba backend, and numpy for what was added since its index was built."""
+"""`BM25Retriever`: BM25 by bm25s with its numba backend, and by NumPy for documents added since the last build."""
 
 import functools
 import json
@@ -16,17 +16,17 @@ from selfrag_jax.retrieval.postings import Postings, best, build_postings
 from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.text.words import words
 
-MERGED = 0.1  # of the documents, how many may be outside of the index
-COMPILED = 20_000  # documents from which numba, which compiles for seconds in every process, is worth it
+MERGED = 0.1  # largest share of documents added or deleted since the index was built
+COMPILED = 20_000  # documents from which numba pays off; it compiles for seconds in every process
 
 
 @register("bm25")
 class BM25Retriever(BaseRetriever):
-  """BM25 as Lucene has it (Kamphuis et al. 2020), over the stems of English words that are no stop words.
+  """BM25 as Lucene computes it (Kamphuis et al. 2020), over the stems of English words without stop words.
 
-  Documents that share no word with the query are not found. What is added later is scored beside the index with the
-  frequencies of all documents; when more than a tenth was added or deleted the index is built anew, as `merge` does.
-  Until then it scores with the frequencies of when it was built.
+  Documents that share no word with the query are not found. Documents added after the index was built are scored beside
+  it, with the word frequencies of all documents; the index scores with the frequencies of its build. When more than a
+  tenth of the documents was added or deleted, the next search builds the index anew, as `merge` does.
   """
 
   def __init__(self, k1: float = 1.5, b: float = 0.75):
@@ -38,10 +38,10 @@ class BM25Retriever(BaseRetriever):
     self._stems: dict[str, int] = {}  # stem -> term
     self._words: dict[str, int] = {}  # word -> term, -1 for stop words
     self._terms: dict[str, list[int]] = {}  # id -> the terms of the document
-    self._rows: list[str | None] = []  # of the index: the id of each row, None if it was deleted
-    self._row_of: dict[str, int] = {}
+    self._rows: list[str | None] = []  # row of the index -> id, None if the document was deleted
+    self._row_of: dict[str, int] = {}  # id -> row of the index
     self._index: Any = None
-    self._later: dict[str, None] = {}  # ids of what is not in the index
+    self._later: dict[str, None] = {}  # the ids of documents that are not in the index
     self._delta: tuple[Postings, np.ndarray, np.ndarray] | None = None
 
   def _add(self, documents: Sequence[Document]) -> None:
@@ -99,7 +99,7 @@ class BM25Retriever(BaseRetriever):
       list(known.values()),
       k=min(top_k, len(self._rows)),
       show_progress=False,
-      backend_selection=self._index.backend,  # not JAX, which bm25s prefers for numpy's top-k
+      backend_selection=self._index.backend,  # bm25s would prefer JAX's top-k to NumPy's
       weight_mask=None if allowed is None else allowed.astype(np.float32),
     )
     for i, row, values in zip(known, rows, scores, strict=True):
@@ -111,7 +111,7 @@ class BM25Retriever(BaseRetriever):
   def _search_later(
     self, asked: list[list[int]], top_k: int, where: Where | None
   ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return rows of what is not in the index, and their scores, for each query."""
+    """Return for each query the best documents outside the index, as rows of `_later`, and their scores."""
     if self._delta is None:
       rows = [self._terms[id] for id in self._later]
       everything = build_postings(list(self._terms.values()), len(self._stems)).document_frequency
@@ -132,7 +132,7 @@ class BM25Retriever(BaseRetriever):
     return found
 
   def _empty_index(self) -> Any:
-    import bm25s  # it runs a JAX operation when it is imported, which must not come before jax.distributed starts
+    import bm25s  # importing it runs a JAX operation, which must not come before jax.distributed starts
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every index that it builds
     backend = "numba" if len(self._rows) >= COMPILED else "numpy"
@@ -140,11 +140,11 @@ class BM25Retriever(BaseRetriever):
 
   @property
   def _index_size(self) -> int:
-    """How many terms the index knows."""
+    """The number of terms that the index knows."""
     return len(self._index.scores["indptr"]) - 1 if hasattr(self._index, "scores") else 0
 
   def _learn(self, tokens: Iterable[str]) -> None:
-    """Give words that are new their terms."""
+    """Assign terms to new words."""
     from bm25s.stopwords import STOPWORDS_EN
 
     new = [word for word in dict.fromkeys(tokens) if word not in self._words]
@@ -153,7 +153,7 @@ class BM25Retriever(BaseRetriever):
       self._words[word] = -1 if stops else self._stems.setdefault(stem, len(self._stems))
 
   def _known(self, query: str) -> list[int]:
-    """Return the terms of a query that a document has."""
+    """Return the terms of a query that occur in documents."""
     terms = []
     for word in words(query):
       if (term := self._words.get(word)) is None:

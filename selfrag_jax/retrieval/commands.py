@@ -1,4 +1,4 @@
-"""What the commands of `python -m selfrag_jax.retrieval` do, each with its parsed arguments; the result is printed."""
+"""The commands of `python -m selfrag_jax.retrieval`: each takes its parsed arguments and prints its result."""
 
 import json
 from argparse import Namespace
@@ -17,11 +17,11 @@ from selfrag_jax.retrieval.sources import READERS
 from selfrag_jax.storage.generation import sizes
 from selfrag_jax.text.printable import printable
 
-SHOWN = 200  # characters of a document
+SHOWN = 200  # characters of a document that are printed
 
 
 def build(arguments: Namespace) -> int:
-  """Build or bring up to date."""
+  """Build a knowledge base, or bring it up to date."""
   report = prepare_knowledge_base(
     arguments.documents,
     arguments.output,
@@ -40,7 +40,7 @@ def build(arguments: Namespace) -> int:
 
 
 def add(arguments: Namespace) -> int:
-  """Add documents of files, cut as those of the knowledge base are."""
+  """Add the documents of files, cut into chunks as the knowledge base was built."""
   manager = RetrievalManager(knowledge_base_path=arguments.knowledge_base)
   check_output(arguments.knowledge_base)  # before anything is embedded
   report = manager.add_files(arguments.documents, upsert=arguments.upsert, skip_bad=arguments.skip_bad)
@@ -50,7 +50,7 @@ def add(arguments: Namespace) -> int:
 
 
 def delete(arguments: Namespace) -> int:
-  """Delete by ids or metadata."""
+  """Delete documents by id or by metadata."""
   retriever = load(arguments.knowledge_base)
   where = parse_where(arguments.where)
   deleted = retriever.delete(arguments.id or None, where=where or None)
@@ -60,14 +60,14 @@ def delete(arguments: Namespace) -> int:
 
 
 def search(arguments: Namespace) -> int:
-  """Print what is found for each query."""
+  """Print the documents found for each query."""
   retriever = load(arguments.knowledge_base)
   if not all(query.strip() for query in arguments.query):
     raise ValueError("a query is empty; say what to look for")
   found = retriever.retrieve_batch(arguments.query, arguments.top_k, where=parse_where(arguments.where) or None)
   if arguments.json:
     rows = zip(arguments.query, found, strict=True)
-    # in ASCII: any terminal shows it, and obeys none of it
+    # in ASCII, which any terminal can show, and which holds no control characters
     print(json.dumps([{"query": q, "documents": [d.to_dict() for d in ds]} for q, ds in rows]))
     return 0
   for query, documents in zip(arguments.query, found, strict=True):
@@ -78,7 +78,7 @@ def search(arguments: Namespace) -> int:
 
 
 def inspect(arguments: Namespace) -> int:
-  """Say what a folder holds."""
+  """Print the contents and the build settings of a knowledge base."""
   retriever, held = load(arguments.knowledge_base), sizes(arguments.knowledge_base)
   dense = [{"model": p.settings["model_name"], "shape": list(p.vectors.shape)} for p in dense_parts(retriever)]
   described = {
@@ -102,8 +102,8 @@ def inspect(arguments: Namespace) -> int:
 
 
 def validate(arguments: Namespace) -> int:
-  """Check digests, that documents and vectors agree, and that the encoder is the one that made them."""
-  retriever = load(arguments.knowledge_base)  # which checks the digests, and that there is a vector for each document
+  """Check the digests, that documents and vectors agree, and that the encoder still gives the same vectors."""
+  retriever = load(arguments.knowledge_base)  # this checks the digests, and that each document has a vector
   empty = [document.id for document in retriever.documents if not document.text.strip()]
   problems = [f"{len(empty)} documents are empty, such as {empty[0]}"] if empty else []
   problems += _changed_encoders(retriever, arguments.sample)
@@ -119,14 +119,14 @@ def validate(arguments: Namespace) -> int:
 
 
 def merge(arguments: Namespace) -> int:
-  """Put knowledge bases together."""
+  """Merge knowledge bases into a new one."""
   merged = merge_knowledge_bases(arguments.knowledge_bases, arguments.output)
   print(f"{printable(arguments.output)} has {merged:,} documents")
   return 0
 
 
 def told(output: str, report: Mapping[str, Any]) -> str:
-  """Return the closing lines of a build: how much there is of everything, and what was left out."""
+  """Return the closing lines of a build: the counts, and the files and lines that were left out."""
   lines = [f"{output}: " + ", ".join(f"{name} {n:,}" for name, n in report.items() if isinstance(n, int))]
   if kinds := report["left_out"]:
     lines.append(f"left out {sum(kinds.values()):,} that are no {', '.join(READERS)}: {told_kinds(kinds)}")
@@ -137,13 +137,16 @@ def told(output: str, report: Mapping[str, Any]) -> str:
 
 
 def given_chunking(*values: int | str | None) -> dict[str, Any]:
-  """Return what was given of size, overlap, method and unit."""
+  """Return the arguments of `Chunking` that were given; the values are size, overlap, method and unit, None if not."""
   names = ("size", "overlap", "method", "unit")
   return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def parse_settings(text: str | None, model: str | None, retriever_type: str | None) -> dict[str, Any] | None:
-  """Return the settings of a retriever: JSON, and the encoder of its dense parts; None: nothing given. ValueError."""
+  """Return the settings of a retriever from JSON and the encoder name of its dense part; None if neither is given.
+
+  Raises ValueError for text that is no JSON object, and for a `model` of a retriever that is neither dense nor hybrid.
+  """
   if text is None and model is None:
     return None
   text, retriever_type = text or "{}", retriever_type or "dense"

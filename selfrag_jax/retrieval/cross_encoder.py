@@ -21,7 +21,7 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
-QUERY_TOKENS = 64  # of a query; the document has the rest of the row
+QUERY_TOKENS = 64  # most tokens of a query; the document gets the rest of the row
 
 
 @partial(jax.jit, static_argnames=("config", "closing"))
@@ -36,7 +36,7 @@ def score(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
 
 
 class CrossEncoder:
-  """A function of a query and documents to scores f32 [N]; higher is better."""
+  """A reranker: a function that maps a query and N documents to scores f32 [N]; higher is better."""
 
   def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
     self.config, self.params, self.tokenizer = config, params, tokenizer
@@ -44,7 +44,7 @@ class CrossEncoder:
 
   @classmethod
   def from_encoder(cls, encoder: BertEncoder, key: PRNGKey) -> "CrossEncoder":
-    """Start from an encoder of single texts, under a head that has not been trained."""
+    """Make a cross-encoder from the parameters of a text encoder and an untrained head."""
     config = BertConfig(**{**vars(encoder.config), "labels": 1})
     fresh = nn.unbox(bert.init_bert(config, key))["params"]
     head = {name: fresh[name] for name in ("pooler", "head")}
@@ -55,12 +55,12 @@ class CrossEncoder:
     return bert.init_bert(self.config, key)
 
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
-    """Score documents for a query."""
+    """Score N documents for a query, f32 [N]."""
     rows = self.pairs([query] * len(documents), [document.text for document in documents])
     return self.scores(rows)
 
   def scores(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Score pairs of token ids, f32 [N]."""
+    """Score N rows of token ids that `pairs` returns, f32 [N]."""
     if self._spread is None or self._spread.params is not self.params:
       read = lambda params, *batch: score(self.config, params, *batch, self._closing)[:, None]
       self._spread = Spread(read, self.params)
@@ -69,7 +69,7 @@ class CrossEncoder:
     return embed_by_length(rows, self._spread, 1, rounded)[:, 0]
 
   def pairs(self, queries: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of `[CLS] query [SEP] text [SEP]`, cut to `max_tokens`."""
+    """Return the token ids of `[CLS] query [SEP] text [SEP]` for each pair, cut to `max_tokens`."""
     return join_pairs(self.tokenizer.encode_batch(queries), self.tokenizer.encode_batch(texts), self)
 
   @property
@@ -88,7 +88,7 @@ class CrossEncoder:
 def join_pairs(
   queries: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], encoder: CrossEncoder
 ) -> list[list[int]]:
-  """Put pairs of token ids between the special tokens of an encoder, cut to what it reads."""
+  """Join pairs of token ids with the special tokens of an encoder, cut to its `max_tokens`."""
   first, last = encoder.tokenizer.special["[CLS]"], encoder.tokenizer.special["[SEP]"]
   rows = []
   for query, text in zip(queries, texts, strict=True):

@@ -1,4 +1,4 @@
-"""`DenseRetriever`: documents and queries as vectors, searched by the memory's exact or approximate top-k."""
+"""`DenseRetriever`: documents and queries as vectors, searched by the memory's exact or approximate top-k search."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,21 +16,21 @@ from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
 
 CONSTANTS = "encoder.npz"
-FUNCTION = "function"  # what a folder says of an encoder that has no name
+FUNCTION = "function"  # the name in a folder of an encoder that was given as a function
 GIVE_AGAIN = (
   "its vectors were made by a function, which no file can hold: give it again, load(folder, encoder=...), in a hybrid "
   "load(folder, retrievers=[..., DenseRetriever(encoder=...)]), to build settings={'encoder': ...}"
 )
-PROBED = 16  # documents that tell whether a function is the one that embedded them
-SAME = 0.05  # of a vector's length: how far one in another precision may be from it
-SMALLEST = 1024  # rows of an index; it grows by doubling, so that few programs are compiled
+PROBED = 16  # documents that are embedded again to check that an encoder is the one that made the vectors
+SAME = 0.05  # largest distance of two vectors of one text, as a share of their length: precisions may differ
+SMALLEST = 1024  # rows of a new index, which grows by doubling, so that few programs are compiled
 
 
 @register("dense")
 class DenseRetriever(BaseRetriever):
-  """The cosine similarity of embeddings, searched exactly or approximately.
+  """A retriever by the cosine similarity of embeddings, with exact or approximate search.
 
-  The encoder is fitted to the first documents that are added unless it has been, and stays as it is then.
+  Unless the encoder is already fitted, it is fitted to the first documents that are added, and never again.
   """
 
   def __init__(
@@ -39,9 +39,9 @@ class DenseRetriever(BaseRetriever):
     """Make a retriever without documents.
 
     Args:
-      model_name: `token-bag`, `all-MiniLM-L6-v2`, or a folder or name that `load_encoder` takes.
-      encoder: any function of texts to [N, D], or an `Encoder`, in its place. No file can hold it: `load` must be given
-        it again, and refuses one that embeds the documents otherwise.
+      model_name: `token-bag`, `all-MiniLM-L6-v2`, or another source of `load_encoder`.
+      encoder: any function of texts to [N, D], or an `Encoder`, in place of `model_name`. No file can hold it: it must
+        be given to `load` again, which refuses an encoder that embeds the documents otherwise.
       backend: `exact` or `approx` on the devices, `scann` or `numpy` on the host.
     """
     super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
@@ -50,14 +50,14 @@ class DenseRetriever(BaseRetriever):
       raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
     self._given = None if encoder is None else as_encoder(encoder)
     self._constants = {}
-    self._index: VectorIndex | None = None  # until the width of the vectors is known
+    self._index: VectorIndex | None = None  # None until the width of the vectors is known
     self._slots: dict[str, int] = {}  # id of a document -> slot of the index
     self._ids: dict[int, str] = {}  # slot -> id
-    self._terms: set[int] | None = None  # of all documents, when they are needed
+    self._terms: set[int] | None = None  # the terms of all documents, collected at first need
 
   @property
   def encoder(self) -> Encoder:
-    """The encoder; a named one is loaded when it is needed first. Raises ValueError if a function is missing."""
+    """The encoder; an encoder by name is loaded at first need. Raises ValueError if a function is missing."""
     if self._given is None:
       if self.settings["model_name"] == FUNCTION:
         raise ValueError(GIVE_AGAIN)
@@ -72,7 +72,7 @@ class DenseRetriever(BaseRetriever):
 
   @property
   def constants(self) -> Mapping[str, Any]:
-    """The arrays that fitting the encoder has found, by name; empty for one that is not fitted."""
+    """The encoder's fitted arrays by name; empty if it is not fitted."""
     return self._constants or self.encoder.constants
 
   @property
@@ -124,10 +124,10 @@ class DenseRetriever(BaseRetriever):
     )
 
   def _has_terms_of(self, query: str) -> bool:
-    """Tell whether a document may be found for a query: not if its vector is similar to theirs only by chance."""
+    """Tell whether a query may find documents: not if its vector is similar to theirs only by chance."""
     if self.encoder.is_familiar(query):
       return True
-    if self._terms is None:  # seconds for many documents
+    if self._terms is None:  # this takes seconds for many documents
       self._terms = set().union(*(self.encoder.terms(document.text) for document in self._documents.values()))
     return not self._terms.isdisjoint(self.encoder.terms(query))
 
@@ -136,7 +136,7 @@ class DenseRetriever(BaseRetriever):
     return vectors if self._index is None else check_rows(vectors, len(texts), self._index.embeddings.shape[1])
 
   def changed(self, sample: int = PROBED) -> list[str]:
-    """Return the ids of documents, of as many, that the encoder embeds otherwise than it did when they were added.
+    """Embed `sample` documents again, and return the ids of documents whose new vector differs from the stored vector.
 
     Raises ValueError for an encoder of another width.
     """
@@ -169,7 +169,7 @@ class DenseRetriever(BaseRetriever):
   def _load(self, folder: Path) -> None:
     if (folder / CONSTANTS).exists():
       with np.load(folder / CONSTANTS, allow_pickle=False) as arrays:
-        self._constants = dict(arrays)  # the encoder gets them when it is needed
+        self._constants = dict(arrays)  # the encoder gets the constants when it is loaded
     if self._documents:
       shards = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("embeddings-*.npy"))]
       rows = np.concatenate(shards)
@@ -177,7 +177,7 @@ class DenseRetriever(BaseRetriever):
 
 
 def as_rows(vectors: Any, count: int) -> np.ndarray:
-  """Return what an encoder gave as f32 [count, D]. Raises ValueError for anything else, NaN and infinity."""
+  """Return the result of an encoder as f32 [count, D]. Raises ValueError for other shapes, NaN and infinity."""
   try:
     rows = np.asarray(vectors, np.float32)
   except (TypeError, ValueError) as error:

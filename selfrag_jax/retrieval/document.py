@@ -1,4 +1,4 @@
-"""`Document`: a text with an id, which a retriever returns with a score; files of them."""
+"""`Document`, a text with an id that a retriever returns with a score, and the reader and writer of document files."""
 
 import copy
 import dataclasses
@@ -11,34 +11,36 @@ from typing import Any, cast
 
 import numpy as np
 
-# in the metadata of what a knowledge base holds: the file that it was built of, which of the document's chunks it is;
-# of what was added or merged, or has taken the place of such a document, its file: a sync that finds the id there wins
+# Metadata that a build adds to a document. FILE: the file from which it was built. PART: the number of a chunk within
+# its document. FORMER: the file of a document that was added or merged, or that replaced a document of that file; a
+# sync that finds the id in a file replaces it.
 FILE, PART, FORMER = "kb:file", "kb:chunk", "kb:former_file"
 
-OWN = ("id", "title", "source")  # what a document has beside metadata, which may have names like these
-DEEPEST = 50  # levels of metadata: far from where reading or writing JSON ends in a RecursionError
+OWN = ("id", "title", "source")  # fields of a document that a filter sees; metadata may have the same names
+DEEPEST = 50  # levels of nested metadata: far below the depth at which JSON raises RecursionError
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """A text of a knowledge base. It cannot be changed: a result is a copy with its own `score`.
+  """A text of a knowledge base. Documents are immutable: a search result is a copy with its own `score`.
 
-  A document that is given no id has the digest of what it holds, the same in every process: equal ones share it.
+  The id of a document that is given none is a digest of its contents, the same in every process: equal documents have
+  equal ids.
   """
 
   id: str = cast(str, None)
   title: str = ""
   content: str = ""
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  score: float | None = None  # of the search that found it; higher is better
-  source: str = ""  # where it comes from: a file, an address
-  # of a result that several retrievers found: what each of them said, {retriever, part, rank, score, gives}
+  score: float | None = None  # the score in the search that found it; higher is better
+  source: str = ""  # the origin of the text: a file or an address
+  # in a result of a hybrid retriever, one entry for each part that found it: {retriever, part, rank, score, gives}
   components: Sequence[Mapping[str, Any]] = ()
 
   def __post_init__(self):
-    """Take metadata over: numbers and arrays of numpy as Python's, tuples as lists, as JSON gives them back.
+    """Check the fields and copy the metadata as JSON would read it back: NumPy values become Python's, tuples lists.
 
-    Raises ValueError for an id or texts of another type, and for metadata that JSON cannot name.
+    Raises ValueError for an id or texts of another type, and for metadata whose names are not texts.
     """
     for name in ("title", "content", "source") if self.id is None else ("id", "title", "content", "source"):
       text = getattr(self, name)
@@ -69,35 +71,35 @@ class Document:
     return hash(self.id)
 
   def __getstate__(self) -> dict[str, Any]:
-    """Return what pickle and copy can hold: a view of a dictionary is neither."""
+    """Return the fields with metadata as a dict, since pickle and copy cannot handle a view of a dict."""
     return {**self.__dict__, "metadata": dict(self.metadata)}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     self.__dict__.update(state, metadata=MappingProxyType(state["metadata"]))
 
   def _digest(self) -> str:
-    """Return an id of what the document holds. Raises ValueError for metadata that is not JSON."""
+    """Return a digest of the document's contents as an id. Raises ValueError for metadata that JSON cannot hold."""
     held = [self.title, self.content, self.source, dict(self.metadata)]
     return hashlib.sha256(_as_json(held, "a document without id", sort_keys=True)).hexdigest()[:32]
 
   def with_score(self, score: float, components: Sequence[Mapping[str, Any]] = ()) -> "Document":
-    """Return a copy with a score, which is all that differs: the fields have been checked."""
+    """Return a copy with a score and components; the other fields have been checked already."""
     result = object.__new__(type(self))
-    # dataclasses.replace takes as long as a search by BM25
+    # dataclasses.replace would take as long as a search by BM25
     result.__dict__.update(self.__dict__, score=score, components=tuple(components))
     return result
 
   @property
   def text(self) -> str:
-    """Title and content, as retrievers index them."""
+    """The title and content, joined as retrievers index them."""
     return f"{self.title} {self.content}" if self.title else self.content
 
   @property
   def fields(self) -> dict[str, Any]:
-    """What a filter sees: the metadata, and id, title and source.
+    """The fields that a filter sees: the metadata, and id, title and source.
 
-    What metadata has under these three names is `metadata.id`, `metadata.title` and `metadata.source`; it is also the
-    title or source of a document that has none.
+    Metadata with one of these three names appears as `metadata.id`, `metadata.title` or `metadata.source`. Metadata
+    named title or source is also the title or source of a document that has none.
     """
     given = self.metadata
     others = {f"metadata.{name}": given[name] for name in OWN if name in given}
@@ -105,14 +107,14 @@ class Document:
     return {**others, **given, "id": self.id, "title": title, "source": source}
 
   def to_dict(self) -> dict[str, Any]:
-    """Return the document as JSON holds it; `components` only where there are some."""
+    """Return the document as a dict for JSON, without `components` if they are empty."""
     record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     record |= {"metadata": _copied(self.metadata), "components": [dict(each) for each in self.components]}
     return record if self.components else {name: value for name, value in record.items() if name != "components"}
 
   @classmethod
   def from_dict(cls, record: Mapping[str, Any]) -> "Document":
-    """Make a document of `to_dict`. Raises ValueError, naming what is unknown."""
+    """Make a document from the result of `to_dict`. Raises ValueError, naming unknown fields."""
     known = {field.name for field in dataclasses.fields(cls)}
     if unknown := record.keys() - known:
       raise ValueError(f"a document has no {', '.join(sorted(unknown))}; put it into metadata. It has {sorted(known)}")
@@ -120,9 +122,10 @@ class Document:
 
 
 def _copied(value: Any) -> Any:
-  """Return what JSON would give back of a value, which shares nothing that can be changed with what was given.
+  """Return a deep copy of a value as JSON would read it back.
 
-  What JSON cannot hold is as it was: it may be filtered, but not added. Raises ValueError for names that are no texts.
+  A value that JSON cannot hold keeps its type: it can be filtered, but not added. Raises ValueError for names that are
+  not texts.
   """
   if value is None or isinstance(value, (str, bool, int, float)):
     return value
@@ -136,7 +139,7 @@ def _copied(value: Any) -> Any:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-  """Tell whether lists and objects are nested in more than so many levels, without a call for each."""
+  """Tell whether lists and dicts are nested in more than `levels` levels, without recursion."""
   level = [value]
   for _ in range(levels):
     if not level:
@@ -146,14 +149,14 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def check_storable(document: Document) -> None:
-  """Raise ValueError for metadata that no file can hold, or that could be written and not be read again."""
+  """Raise ValueError for metadata that cannot be written to a file, or not be read back from it."""
   if is_deeper(dict(document.metadata), DEEPEST + 1):
     raise ValueError(f"the metadata of document {document.id!r} is nested more than {DEEPEST} deep; leave that out")
   _as_json(dict(document.metadata), f"document {document.id!r}")
 
 
 def is_utf8(text: str) -> bool:
-  """Tell whether a text can be written as UTF-8: a lone surrogate, which JSON can bring, cannot."""
+  """Tell whether a text can be written as UTF-8; one with a lone surrogate, which JSON escapes allow, cannot."""
   try:
     text.encode()
   except UnicodeEncodeError:
@@ -162,7 +165,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _as_json(value: Any, what: str, **options: Any) -> bytes:
-  """Return a value as a line of JSON. Raises ValueError for metadata that JSON cannot hold."""
+  """Return a value as JSON bytes. Raises ValueError, with the owner `what` of the metadata, if JSON cannot hold it."""
   try:
     return json.dumps(value, ensure_ascii=False, **options).encode()
   except (TypeError, ValueError, RecursionError) as error:
@@ -171,11 +174,11 @@ def _as_json(value: Any, what: str, **options: Any) -> bytes:
     ) from None
 
 
-SHARD = 50_000  # documents, or embeddings, of a file
+SHARD = 50_000  # documents, or embeddings, in one file
 
 
 def without_origin(document: Document) -> Document:
-  """Return a document without what a build notes in its metadata: it is added by hand."""
+  """Return a document without the metadata that a build adds, as for a document that is added by hand."""
   if not document.metadata.keys() & {FILE, PART, FORMER}:
     return document
   kept = {name: value for name, value in document.metadata.items() if name not in (FILE, PART, FORMER)}
@@ -183,26 +186,27 @@ def without_origin(document: Document) -> Document:
 
 
 def by_hand(document: Document, file: str | None) -> Document:
-  """Return a document that belongs to no file of a build, so that a sync leaves it there.
+  """Return a document without a file of a build, so that a sync keeps it.
 
-  Unless it finds its id in a file, if the document is or stands for one that came from a `file`.
+  With a `file`, the one that the document, or a document that it replaces, came from, a sync that finds its id in a
+  file replaces it.
   """
   kept = {name: value for name, value in document.metadata.items() if name not in (FILE, FORMER)}
   return dataclasses.replace(document, metadata=kept if file is None else {**kept, FORMER: file})
 
 
 def file_of(document: Document) -> str | None:
-  """Return the file that a document came from, or stands for one that did; None if Python made it."""
+  """Return the file that a document, or a document that it replaces, came from; None for a document without one."""
   return document.metadata.get(FILE, document.metadata.get(FORMER))
 
 
 def whole_id(document: Document) -> str:
-  """Return the id of the document that a chunk was cut from; that of a whole document is its own."""
+  """Return the id of the document that a chunk was cut from, or the document's own id if it is whole."""
   return document.id.rpartition("#")[0] if PART in document.metadata else document.id
 
 
 def write_documents(folder: Path, documents: Sequence[Document]) -> None:
-  """Write documents as ArrayRecord files of JSON, in their order."""
+  """Write documents, in order, as JSON records of ArrayRecord files."""
   from array_record.python import array_record_module
 
   for number, start in enumerate(range(0, len(documents), SHARD)):
@@ -213,7 +217,7 @@ def write_documents(folder: Path, documents: Sequence[Document]) -> None:
 
 
 def read_documents(folder: Path) -> Iterator[Document]:
-  """Yield what `write_documents` has written."""
+  """Yield the documents that `write_documents` has written."""
   from array_record.python import array_record_module
 
   for file in sorted(folder.glob("documents-*.array_record")):

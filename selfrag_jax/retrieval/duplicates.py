@@ -1,17 +1,17 @@
-"""Texts that say the same: word for word, or nearly, by MinHash (Broder 1997) through datasketch."""
+"""The detection of duplicate texts: equal word for word, or nearly equal by MinHash (Broder 1997) with datasketch."""
 
 import hashlib
 import re
 from typing import Any
 
-SHINGLE = 3  # words
-PERMUTATIONS = 128
+SHINGLE = 3  # words in a shingle
+PERMUTATIONS = 128  # of a MinHash
 
 
 class Duplicates:
-  """Finds what repeats an earlier text; `threshold` is the Jaccard similarity of word triples from which one does.
+  """Finds texts that repeat an earlier text: the Jaccard similarity of their word triples is at least `threshold`.
 
-  1 finds only texts of the same words, in whatever case and spacing.
+  A threshold of 1 finds only texts of the same words; case and spacing are ignored.
   """
 
   def __init__(self, threshold: float = 1.0):
@@ -19,16 +19,16 @@ class Duplicates:
     if not 0 < threshold <= 1:
       raise ValueError(f"the similarity of near duplicates is {threshold}; it must be in (0, 1]")
     self._threshold, self._seen = threshold, {}
-    self._shingles: dict[str, tuple[int, frozenset[str]]] = {}  # id -> its place among them, and its triples
+    self._shingles: dict[str, tuple[int, frozenset[str]]] = {}  # id -> the text's place in order, and its triples
     self._index = None
     if threshold < 1:
       from datasketch import MinHashLSH
 
-      # below the threshold, where half of what lies just above it would be overlooked
+      # a lower threshold for candidates: LSH overlooks half of the texts that lie just above its own threshold
       self._index = MinHashLSH(threshold=0.7 * threshold, num_perm=PERMUTATIONS)
 
   def first(self, id: str, text: str) -> str | None:
-    """Return the id of the text that this one repeats; None if it is new, and is remembered under its id."""
+    """Return the id of the earlier text that this text repeats; if there is none, keep this text and return None."""
     key = hashlib.sha256(" ".join(text.split()).casefold().encode()).digest()
     if key in self._seen:
       return self._seen[key]
@@ -38,7 +38,7 @@ class Duplicates:
 
       minhash = MinHash(num_perm=PERMUTATIONS)
       minhash.update_batch([shingle.encode() for shingle in shingles])
-      # buckets give candidates; the sets themselves decide
+      # hash buckets give candidates; the sets of triples decide
       candidates: list[Any] = self._index.query(minhash)
       alike = [other for other in candidates if self._jaccard(shingles, other) >= self._threshold]
       if alike:
@@ -54,6 +54,6 @@ class Duplicates:
 
 
 def _shingles(text: str) -> frozenset[str]:
-  """Return the word triples of a text, or all its words as one where there are fewer."""
-  found = re.findall(r"\w+", text.casefold())  # words of one letter too: `step 1` is not `step 2`
+  """Return the word triples of a text, or all its words as one item if it has fewer than three."""
+  found = re.findall(r"\w+", text.casefold())  # includes words of one letter: `step 1` is not `step 2`
   return frozenset(" ".join(found[i : i + SHINGLE]) for i in range(max(len(found) - SHINGLE + 1, bool(found))))

@@ -1,11 +1,11 @@
-"""The folder of a knowledge base: which files make it one, and what else may lie in it."""
+"""The folder of a knowledge base: the names of its files, and its checking and publishing."""
 
 import re
 
 from selfrag_jax.storage.generation import PublishedFolder
 
 SETTINGS = "retriever.json"
-UNFINISHED = ".build"  # beside the published files: the blocks of a build that has not ended
+UNFINISHED = ".build"  # the folder, beside the published files, with the blocks of an unfinished build
 
 _FOLDER = PublishedFolder(
   "knowledge base", re.compile(rf"{re.escape(SETTINGS)}|documents-[0-9]+\.array_record"), beside=(UNFINISHED,)

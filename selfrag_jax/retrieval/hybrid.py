@@ -1,4 +1,4 @@
-"""`HybridRetriever`: the rankings of two retrievers or more, fused."""
+"""`HybridRetriever`, which fuses the rankings of two or more retrievers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ def reciprocal_rank(ids: Sequence[str], rrf_k: float) -> dict[str, float]:
 
 
 def normalized(ids: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-  """Score a ranking by its own scores, stretched to [0, 1]; where all are equal they are 1."""
+  """Score a ranking by its own scores, stretched to [0, 1]; equal scores all become 1."""
   low, high = (min(scores), max(scores)) if scores else (0.0, 0.0)
   return {id: (score - low) / (high - low) if high > low else 1.0 for id, score in zip(ids, scores, strict=True)}
 
@@ -33,11 +33,11 @@ def _is_number(value: Any) -> bool:
 
 @register("hybrid")
 class HybridRetriever(BaseRetriever):
-  """Each retriever finds `depth` documents; these are scored by rank (`rrf`) or by normalised score (`weighted`).
+  """A fusion of retrievers: each finds `depth` documents, scored by rank (`rrf`) or by normalised score (`weighted`).
 
-  The scores of a document add up, each times its retriever's weight; a retriever that has not found it gives 0. What
-  each of them gave stands in a result's `components`: `retriever` and `part` (which of them), its `rank` and `score`,
-  and what it `gives`, which add up to the document's score.
+  A document's score is the sum of these scores, each times its retriever's weight; a retriever that did not find the
+  document adds 0. A result's `components` have an entry for each retriever that found it: its name (`retriever`) and
+  number (`part`), the `rank` and `score` there, and the summand that it `gives`.
   """
 
   def __init__(
@@ -50,16 +50,16 @@ class HybridRetriever(BaseRetriever):
     rrf_k: float = 60,
     settings: Sequence[dict[str, Any]] | None = None,
   ):
-    """Make a retriever of others: with the documents that they hold, which are then its own, or without.
+    """Make a retriever from other retrievers, and take over their documents if they hold any.
 
     Args:
-      retrievers: retrievers, or names; `settings` are those of the named ones.
+      retrievers: retrievers, or names, whose `settings` are given for each.
       fusion: `weighted`, which ranks better on the three collections of docs/retrieval.md, or `rrf`.
-      weights: of the retrievers (None: the same for all).
-      depth: how many documents each of them finds; more than the user asks for.
+      weights: the weights of the retrievers (None: equal weights).
+      depth: the number of documents that each retriever finds, or `top_k` if that is larger.
       rrf_k: the k of `rrf`: the smaller, the more the first ranks count.
 
-    Raises ValueError for fewer than two, retrievers that hold different documents, and what does not fit.
+    Raises ValueError for fewer than two retrievers, for retrievers that hold different documents, and for wrong values.
     """
     if isinstance(retrievers, str) or not all(isinstance(r, (str, BaseRetriever)) for r in retrievers):
       raise ValueError(f"retrievers are {retrievers!r}; give a list of retrievers or names")
@@ -98,7 +98,7 @@ class HybridRetriever(BaseRetriever):
     return partial(self._in_all, documents, [part._ready(documents) for part in self.parts])
 
   def _in_all(self, documents: Sequence[Document], adds: Sequence[Callable[[], Any]]) -> None:
-    """Add documents to each part by its function: to all of them, or none."""
+    """Add documents to all parts by calling their functions `adds`; if one fails, remove them from all parts."""
     done: list[BaseRetriever] = []
     try:
       for part, add in zip(self.parts, adds, strict=True):
@@ -129,7 +129,7 @@ class HybridRetriever(BaseRetriever):
     return found
 
   def _fuse(self, rankings: Sequence[tuple[list[str], list[float]]]) -> dict[str, list[dict[str, Any]]]:
-    """Return of each document what the parts that found it say; `gives` is its share of the score."""
+    """Return for each document its `components`: one entry for each part that found it."""
     found: dict[str, list[dict[str, Any]]] = {}
     for part, ((ids, scores), weight) in enumerate(zip(rankings, self.settings["weights"], strict=True)):
       is_rrf = self.settings["fusion"] == "rrf"

@@ -1,4 +1,4 @@
-"""Knowledge bases: files are read, cleaned, cut, freed of duplicates, embedded, and published as a whole."""
+"""The building and merging of knowledge bases: files are read, cut, deduplicated, embedded and published as a whole."""
 
 import contextlib
 import dataclasses
@@ -38,40 +38,42 @@ def prepare_knowledge_base(
   skip_bad: bool = False,
   progress: bool = True,
 ) -> dict[str, Any]:
-  """Build a knowledge base from files, and return what was read and kept.
+  """Build a knowledge base from files, and return a report with the numbers of documents read, kept and left out.
 
-  A build that was killed goes on where it was: vectors are kept in blocks as they are made. What `output` held stays
-  usable until the new one is whole. With several hosts each embeds its share; the folder must be one that all see.
+  A killed build, started again, goes on where it was: vectors are kept in blocks as they are made. The old contents of
+  `output` stay usable until the new knowledge base is whole. With several hosts each embeds its share; all hosts must
+  see the folder.
 
   Args:
-    documents: files or folders that `list_sources` takes.
+    documents: files or folders that `list_sources` accepts.
     output: a local folder, new or empty.
-    retriever_type, settings: what `create` takes; dense.
-    chunking: how documents are cut, or what of `Chunking()` is to be otherwise.
-    near_duplicates: similarity from which a chunk that repeats another is left out; 1, the default: the same words.
-    sync: bring a knowledge base up to date: only texts that it does not have are embedded (by a token bag, which weighs
-      words by all documents, all of them if one has changed). What was added to it by hand
-      stays, but what came from a file is `replaced` by a document of its id in one of these files. What is not given of
-      the four above is as it was built. `removed` counts the documents that were there and are no more.
-    skip_bad: leave out, and count, what cannot be understood.
-    progress: show bars on standard error.
+    retriever_type, settings: the arguments of `create` (`dense`, without settings).
+    chunking: how documents are cut, or a mapping of the values that differ from `Chunking()`.
+    near_duplicates: least similarity at which a chunk is left out as a duplicate of another; 1, the default: the same
+      words.
+    sync: update the knowledge base in `output`. Only new texts are embedded (by a token bag, which weighs words by all
+      documents, all texts if any document has changed). Documents that were added by hand stay; but a document that was
+      added from a file is `replaced` if one of these files has a document with its id. The four arguments above default
+      to their values in the last build. `removed` counts the old documents that are gone.
+    skip_bad: leave out, and count, lines and files that cannot be read.
+    progress: show progress bars on standard error.
 
-  Of a folder, files that are empty, binary or not UTF-8 are left out and counted as `bad`, and files of other types
-  are counted by suffix as `left_out`; `problems` tells of the first that are bad. What was not read keeps the documents
-  that a knowledge base which is synced has of it.
+  Within a folder, files that are empty, binary or not UTF-8 are left out and counted as `bad`, and files of other types
+  are counted by suffix as `left_out`; `problems` describes the first bad ones. If a file cannot be read, a sync keeps
+  the old documents from it.
 
-  Raises ValueError, with file and line, for what cannot be understood, and for two documents with one id; OSError for
-  what the system does not let us read; FileExistsError if `output` holds a knowledge base that is not damaged and
-  `sync` is not set; FolderError for a folder of other files, or if the knowledge base was changed meanwhile;
+  Raises ValueError, with file and line, for invalid contents and for two documents with one id; OSError for a file or
+  folder that the system does not let us read; FileExistsError if `output` holds a knowledge base that is not damaged
+  and `sync` is not set; FolderError for a folder of other files, and if the knowledge base was changed meanwhile;
   FolderInUseError while another process builds there.
   """
   inputs = [documents] if isinstance(documents, (str, os.PathLike)) else list(documents)
   root, left_out = Path(output).resolve(), LeftOut(skip_bad)
   check_output(root)
   old = read_folder(root) if sync and (root / MANIFEST).exists() else None
-  known = _must_not_change(root, output) if old is None else old._read
-  retriever, chunking, near_duplicates = _plan(old, retriever_type, settings, chunking, near_duplicates)
-  duplicates = Duplicates(near_duplicates)  # refuses what it cannot take before an encoder is loaded
+  known = _replaceable_version(root, output) if old is None else old._read
+  retriever, chunking, near_duplicates = _resolve_settings(old, retriever_type, settings, chunking, near_duplicates)
+  duplicates = Duplicates(near_duplicates)  # refuses a wrong similarity before an encoder is loaded
   sources = list_sources(inputs, left_out)
   retriever._read = dict(known)
   with _in_blocks(retriever, root, progress) as encoders:
@@ -82,7 +84,7 @@ def prepare_knowledge_base(
     if not kept:
       raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
     if old is not None:
-      _know(encoders, old)
+      _reuse_vectors(encoders, old)
     stays, replaced = _carried_over(earlier, places, left_out)
     retriever.add_documents([*kept, *stays])
     embedded = _total(sum(encoder.embedded for encoder in encoders))
@@ -105,7 +107,7 @@ def prepare_knowledge_base(
 def _carried_over(
   earlier: Iterable[Document], places: Mapping[str, str], left_out: LeftOut
 ) -> tuple[list[Document], list[Document]]:
-  """Return the documents that stay beside those read at `places`, and those added by hand that are replaced."""
+  """Return the old documents that stay beside the new ones read at `places`, and hand-added documents to replace."""
   added, of_files, replaced = [], [], []
   for document in earlier:
     is_read = not places.keys().isdisjoint((document.id, whole_id(document)))
@@ -120,7 +122,7 @@ def _carried_over(
 
 
 def _digests(sources: Mapping[str, Source], left_out: LeftOut, before: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the digests of the files that were read, and those of earlier of what was not."""
+  """Return the digests of the files that were read, and the earlier digests of files that could not be read."""
   read = {name: file_digest(source.path) for name, source in sources.items() if not left_out.hides(name)}
   return {**{name: digest for name, digest in before.items() if left_out.hides(name)}, **read}
 
@@ -128,15 +130,16 @@ def _digests(sources: Mapping[str, Source], left_out: LeftOut, before: Mapping[s
 def merge_knowledge_bases(
   folders: Sequence[str | os.PathLike], output: str | os.PathLike, *, progress: bool = True
 ) -> int:
-  """Put the documents of knowledge bases of one kind into a new one, and return how many.
+  """Merge knowledge bases of one kind into a new one, and return its number of documents.
 
-  Vectors of one encoder are taken over; those of a token bag are made anew, since it weighs words by all documents. A
-  document that two of them have is taken once. A sync of the new one replaces what has its id in a file, the rest
-  stays; it cuts and compares as all of them were built, if they were built alike. Raises ValueError for other types or
-  settings, and for one id with two texts; FileExistsError if `output` holds a knowledge base.
+  Vectors of one encoder are copied; vectors of a token bag are made anew, since it weighs words by all documents. A
+  document that occurs in two knowledge bases is taken once. A sync of the new one replaces documents whose ids are in
+  its files and keeps the others; it cuts texts and finds duplicates as all the old ones did, if they were built alike.
+  Raises ValueError for different types or settings, and for one id with two texts; FileExistsError if `output` holds a
+  knowledge base.
   """
   root = Path(output).resolve()
-  known = _must_not_change(root, output)
+  known = _replaceable_version(root, output)
   parts = [load(folder) for folder in folders]
   first = parts[0]
   documents: dict[str, Document] = {}
@@ -157,7 +160,7 @@ def merge_knowledge_bases(
   merged._read = known
   with _in_blocks(merged, root, progress) as encoders:
     for part in parts:
-      _know(encoders, part, fitted=part is first)
+      _reuse_vectors(encoders, part, fitted=part is first)
     merged.add_documents(documents.values())
     keys = [encoder.key for encoder in encoders]
     same = {name: value for name, value in first.build.items() if all(p.build.get(name) == value for p in parts)}
@@ -167,8 +170,11 @@ def merge_knowledge_bases(
   return len(merged)
 
 
-def _must_not_change(root: Path, output: str | os.PathLike) -> dict[Path, str]:
-  """Return what a new knowledge base may take the place of: nothing, or one that is damaged. Raises FileExistsError."""
+def _replaceable_version(root: Path, output: str | os.PathLike) -> dict[Path, str]:
+  """Return the version of a folder that a new knowledge base may replace: an empty or damaged one.
+
+  Raises FileExistsError for a folder with a whole knowledge base.
+  """
   check_output(root)
   if (root / MANIFEST).exists():
     with contextlib.suppress(DamagedError):
@@ -179,14 +185,17 @@ def _must_not_change(root: Path, output: str | os.PathLike) -> dict[Path, str]:
   return {root: version(root)}
 
 
-def _plan(
+def _resolve_settings(
   old: BaseRetriever | None,
   retriever_type: str | None,
   settings: dict[str, Any] | None,
   chunking: Chunking | Mapping[str, Any] | None,
   near_duplicates: float | None,
 ) -> tuple[BaseRetriever, Chunking, float]:
-  """Make the retriever, and say how to cut and compare: as given, else as the old one was built, else the defaults."""
+  """Return a new retriever, the chunking, and the similarity of duplicates.
+
+  Each comes from the arguments; if they are None, from the build of the old retriever; else from the defaults.
+  """
   build = {} if old is None else old.build
   if not isinstance(chunking, Chunking):
     chunking = Chunking(**{**build.get("chunking", {}), **(chunking or {})})
@@ -203,9 +212,9 @@ def _plan(
 
 @contextlib.contextmanager
 def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator[list[BlockEncoder]]:
-  """Let the dense parts of a retriever embed in blocks that are kept until it is published; yield their encoders.
+  """Let the dense parts of a retriever embed in blocks, which are kept until it is published; yield their encoders.
 
-  One process at a time builds in a folder, beside the other hosts of the same build.
+  Only one build at a time may use a folder; all hosts of that build share it.
   """
   folder, parts, is_new = root / UNFINISHED, dense_parts(retriever), not root.exists()
   folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +224,7 @@ def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator
       if jax.process_index() == 0:
         stack.enter_context(lock_folder(folder, advice))
         stack.push(lambda kind, *_: _discard(folder, is_new) if kind else None)
-        if any(part.encoder.fingerprint is None for part in parts):  # it may be another one than last time
+        if any(part.encoder.fingerprint is None for part in parts):  # it may have changed since
           for block in folder.glob("*.npy"):
             block.unlink()
     encoders = [BlockEncoder(part.encoder, part.settings["model_name"], folder, progress=progress) for part in parts]
@@ -225,7 +234,7 @@ def _in_blocks(retriever: BaseRetriever, root: Path, progress: bool) -> Iterator
 
 
 def _discard(folder: Path, is_new: bool) -> None:
-  """Take away what a build that failed before it has embedded anything has made."""
+  """Delete the folders and the lock of a build that failed before it had embedded anything."""
   if folder.is_dir():
     discard_lock(folder, is_new=True)
   if is_new and not any(folder.parent.iterdir()):
@@ -233,7 +242,7 @@ def _discard(folder: Path, is_new: bool) -> None:
 
 
 def _publish(retriever: BaseRetriever, root: Path) -> None:
-  """Save what was built and take the blocks away, once no other host reads them; all return when it is there."""
+  """Save the retriever and delete the blocks, once no host reads them; all hosts return when the save is done."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("knowledge base built")
   with _on_host_0("could not publish"):
@@ -244,7 +253,7 @@ def _publish(retriever: BaseRetriever, root: Path) -> None:
 
 @contextlib.contextmanager
 def _on_host_0(failure: str) -> Iterator[None]:
-  """Let the other hosts wait for what host 0 does, and raise OSError in them when it raises."""
+  """Make the other hosts wait until host 0 has finished the block, and raise OSError in them if host 0 fails."""
   error: BaseException | None = None
   try:
     yield
@@ -262,14 +271,14 @@ def _total(n: int) -> int:
   return int(np.sum(multihost_utils.process_allgather(np.array(n)))) if jax.process_count() > 1 else n
 
 
-def _know(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitted: bool = True) -> None:
-  """Let encoders know the vectors of an earlier knowledge base, if they are the same; `fitted`: and what it fitted."""
+def _reuse_vectors(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitted: bool = True) -> None:
+  """Give encoders the vectors of an earlier knowledge base with the same encoders and, if `fitted`, their constants."""
   keys = old.build.get("encoders", ())
   for number, (encoder, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
     if before.settings["model_name"] != encoder.model_name:
       continue
-    # what a model was standardised by may stay; the word counts of a token bag are made anew, as its vectors are unless
-    # they come out the same
+    # a model keeps the mean and scale of its states; a token bag counts words anew, and unless the counts come out the
+    # same its vectors are made anew too
     if fitted and encoder.learned_params and (constants := before.constants):
       encoder.constants = constants
     if encoder.fingerprint is not None and number < len(keys):

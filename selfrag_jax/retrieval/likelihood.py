@@ -1,4 +1,4 @@
-"""A language model as a reranker: how likely the query is after a passage."""
+"""The reranker that uses a language model: the likelihood of the query after a passage."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,16 +21,16 @@ from selfrag_jax.typing import Array, ArrayLike, Params
 
 
 class Likelihood:
-  """Score a passage by the mean log-likelihood of the query given it (UPR, arXiv 2204.07496)."""
+  """A reranker that scores a passage by the mean log-likelihood of the query after it (UPR, arXiv 2204.07496)."""
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 256):
-    """`vocab_size`: of the ids that the model knows; what was appended to them has no probability."""
+    """`vocab_size` is the number of ids that the model was trained on; ids appended later get no probability."""
     self.config, self.params, self.tokenizer = config, params, tokenizer
     self.vocab_size, self.max_tokens = vocab_size, max_tokens
 
   @classmethod
   def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> "Likelihood":
-    """Load whatever `load_pretrained` takes. Raises ValueError for a model without tokenizer."""
+    """Load a model that `load_pretrained` takes. Raises ValueError for a model without a tokenizer."""
     found = load_pretrained(model_name, dtype=computed_in(dtype))
     if found.tokenizer is None:
       raise ValueError(f"{model_name} comes without a tokenizer; a judge of texts needs one")
@@ -56,10 +56,10 @@ def query_likelihood(
   mask = length_mask(lengths, tokens.shape[1], jnp)
   hidden = hidden_states(config, params, tokens, mask)
   targets = jnp.maximum(lengths[:, None] - asked, 1) + jnp.arange(asked)[None]
-  # the head, whose vocabulary is most of the cost, sees the states before the query alone
+  # the head, whose vocabulary is most of the cost, is applied only to the states that predict the query
   before = jnp.take_along_axis(hidden, (targets - 1)[:, :, None], axis=1)
   logits: Any = LM(config).apply(params, before, method="logits")
-  logits = logits[..., :vocab_size].astype(jnp.float32)  # a softmax in half precision loses small differences
+  logits = logits[..., :vocab_size].astype(jnp.float32)  # half precision would lose small differences
   wanted = jnp.take_along_axis(tokens, targets, axis=1)
   chosen = jnp.take_along_axis(logits, wanted[:, :, None], axis=2)[:, :, 0]
   return jnp.mean(chosen - jax.nn.logsumexp(logits, axis=2), axis=1)

@@ -1,4 +1,4 @@
-"""The files that documents are read from: found in folders, however deep, and a tally of what is left out."""
+"""The listing of files that documents are read from, in folders however deep, and the tally of files left out."""
 
 import os
 import stat
@@ -11,36 +11,36 @@ from selfrag_jax.retrieval.document import is_utf8
 from selfrag_jax.retrieval.sources import READERS, Found, NotTextError, read_source
 from selfrag_jax.text.printable import printable
 
-NAMED = 20  # of what is left out, how much is told
+NAMED = 20  # most problems, and most kinds of files left out, that are reported
 
 
 class Source(NamedTuple):
-  """A file, and whether the user has named it: then it is an error if it is bad, where a folder may have bad ones."""
+  """A file, and whether the user has named it: a bad file that was named is an error, in a folder it is not."""
 
   path: Path
   is_named: bool
 
 
 class LeftOut:
-  """What is left out: `bad` lines and files with `problems` that tell of the first, and files of other `kinds`.
+  """The tally of a build's omissions: the number of `bad` lines and files, and the number of files by other `kinds`.
 
-  `unread` are the names of the files and folders of which it is not known what they say.
+  `problems` describes the first bad lines and files; `unread` has the names of files and folders that were not read.
   """
 
   def __init__(self, skip_bad: bool = False):
-    """skip_bad: leave out what would be an error else."""
+    """skip_bad: leave out bad lines and files instead of raising their errors."""
     self.bad, self.problems, self._skip_bad = 0, [], skip_bad
-    self.kinds: Counter[str] = Counter()  # suffixes, among others
+    self.kinds: Counter[str] = Counter()  # keys are suffixes and other kinds, such as "hidden"
     self.unread: set[str] = set()
 
   def add(self, error: ValueError | OSError) -> None:
-    """Count what is bad. Raises the error unless `skip_bad` is set."""
+    """Count a bad line or file. Raises its error unless `skip_bad` is set."""
     if not self._skip_bad:
       raise error
     self.tolerate(error)
 
   def tolerate(self, error: ValueError | OSError) -> None:
-    """Count what is bad in a folder, where that is no error."""
+    """Count a bad file in a folder, which is no error there."""
     self.bad += 1
     if self.bad <= NAMED:
       self.problems.append(str(error))
@@ -52,25 +52,25 @@ class LeftOut:
     self.unread.add(name)
 
   def hides(self, name: str) -> bool:
-    """Tell whether the file of a name, or a folder that it is in, was not read."""
+    """Tell whether a file, or a folder above it, could not be read."""
     return any(above in self.unread for above in (name, *map(str, Path(name).parents)))
 
   def told(self) -> str:
-    """Return how many were bad, and the first of them."""
+    """Return a text with the number of bad lines and files, and the first problem."""
     return f"{self.bad:,} could not be read" + (f", such as {self.problems[0]}" if self.problems else "")
 
   def report(self) -> dict[str, object]:
-    """Return what a build says of it."""
+    """Return the entries of a build's report."""
     return {"bad": self.bad, "left_out": dict(self.kinds.most_common()), "problems": self.problems}
 
 
 def list_sources(paths: Sequence[str | os.PathLike], left_out: LeftOut) -> dict[str, Source]:
-  """Map names to the files, and to those in the folders however deep, that can be read, in order.
+  """Map names to readable files, in order: the files among `paths`, and all files in its folders however deep.
 
-  A file alone has its own name. Left out are hidden files and folders, files of other kinds, and links to folders,
-  whose files are there under their own names. Raises FileNotFoundError where there is none; ValueError for two files of
-  one name, a file of another kind that was named itself, and a link that leads out of its folder; OSError for what the
-  system does not let us read.
+  The name of a file in a folder is its path within that folder. Hidden files and folders and files of other kinds are
+  left out, and so are links to folders, whose files are listed under their own names. Raises FileNotFoundError if there
+  is no file; ValueError for two files with one name, for a file of another kind among `paths`, and for a link that
+  leads out of its folder; OSError for a file or folder that the system does not let us read.
   """
   found: dict[str, Source] = {}
   for path in paths:
@@ -82,7 +82,7 @@ def list_sources(paths: Sequence[str | os.PathLike], left_out: LeftOut) -> dict[
 
 
 def read_file(name: str, source: Source, left_out: LeftOut) -> Iterator[Found]:
-  """Yield the documents of a file; none if it is left out as a whole."""
+  """Yield the documents of a file; none if the whole file is left out."""
   is_tolerated = not source.is_named and source.path.suffix.lower() != ".jsonl"
 
   def failed(error: ValueError) -> None:
@@ -94,7 +94,7 @@ def read_file(name: str, source: Source, left_out: LeftOut) -> Iterator[Found]:
     source.path.open("rb").close()
   except OSError as error:
     left_out.add_unread(name, source.path, error)
-  else:  # a disk that fails in the middle of a file is never left out: some of its documents are there by then
+  else:  # an error of the disk in the middle of a file always raises: some of its documents were yielded already
     yield from read_source(name, source.path, failed)
 
 
@@ -127,7 +127,7 @@ def _walk(root: Path, left_out: LeftOut) -> Iterator[tuple[str, Source]]:
           found.append(path)
         else:
           left_out.kinds[kind or "hidden"] += 1
-      except OSError as error:  # a broken link, or one to itself
+      except OSError as error:  # a broken link, or a link to itself
         left_out.add_unread(name.as_posix(), path, error)
       except NotTextError as error:
         left_out.tolerate(error)
@@ -146,17 +146,20 @@ def _entries(folder: Path, root: Path, left_out: LeftOut) -> list[os.DirEntry[st
     with os.scandir(folder) as entries:
       return list(entries)
   except OSError as error:
-    if folder == root:  # which the user has named
+    if folder == root:  # the user has named it
       raise OSError(f"{folder} cannot be read: {error.strerror or error}") from None
     left_out.add_unread(folder.relative_to(root).as_posix(), folder, error)
     return []
 
 
 def _kind(entry: os.DirEntry[str], path: Path, inside: Path) -> str:
-  """Return "document", "folder", or what kind of other thing this is. Raises OSError for a link that leads nowhere."""
+  """Return "document", "folder", or the name of another kind, under which the entry is left out.
+
+  Raises OSError for a document that is a broken link, ValueError for a link that leads out of the folder `inside`.
+  """
   is_link, is_document = entry.is_symlink(), path.suffix.lower() in READERS
   if is_link and not is_document and not path.exists():
-    return "broken link"  # to nothing that would be read
+    return "broken link"  # it has no suffix of a document
   mode = entry.stat().st_mode
   if is_link and (is_document or stat.S_ISDIR(mode)) and not path.resolve().is_relative_to(inside):
     raise ValueError(f"{path} is a link that leads out of its folder; copy what it leads to, or name that itself")
@@ -173,7 +176,7 @@ def _check_name(name: str) -> None:
 
 
 def told_kinds(kinds: Counter[str] | dict[str, int]) -> str:
-  """Return kinds of files with how many there are of each, most first."""
+  """Return a text that lists kinds of files with their numbers, most frequent first."""
   most = Counter(kinds).most_common()
   told = [f"{printable(kind)[:40]} {n:,}" for kind, n in most[:NAMED]]
   return ", ".join([*told, *([f"{len(most) - NAMED:,} other kinds"] if len(most) > NAMED else [])])

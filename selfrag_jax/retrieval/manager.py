@@ -1,4 +1,4 @@
-"""`RetrievalManager`: a knowledge base beside conversations."""
+"""`RetrievalManager`, which augments conversations by documents of a knowledge base."""
 
 import copy
 import json
@@ -17,9 +17,10 @@ POSITIONS = ("before_user", "after_system")
 
 
 class RetrievalManager:
-  """Retrieves documents and puts them into conversations.
+  """Retrieves documents of a knowledge base and puts them into conversations.
 
-  The knowledge base is a folder of `prepare_knowledge_base` or `save_knowledge_base`; without one it begins empty.
+  A knowledge base is a folder written by `prepare_knowledge_base` or `save_knowledge_base`; without a folder it is
+  empty at first.
   """
 
   def __init__(
@@ -28,10 +29,10 @@ class RetrievalManager:
     knowledge_base_path: str | os.PathLike | None = None,
     **settings: Any,
   ):
-    """Open a knowledge base, or an empty retriever of a type (`dense` unless one is named) with `settings`.
+    """Open a knowledge base, or make an empty retriever of a type (`dense` by default) with `settings`.
 
-    Raises FileNotFoundError for a folder without a knowledge base, ValueError for an unknown type, or another one than
-    the folder's.
+    Raises FileNotFoundError for a folder without a knowledge base, ValueError for an unknown type, and for a type that
+    differs from the folder's.
     """
     if knowledge_base_path is None:
       self.retriever: BaseRetriever = create(retriever_type or "dense", **settings)
@@ -53,16 +54,16 @@ class RetrievalManager:
     insert_position: str = "before_user",
     where: Where | None = None,
   ) -> dict[str, Any]:
-    """Return a copy of a conversation with one message of role `retrieval` more; nothing found: none more.
+    """Return a copy of a conversation with an added message of role `retrieval`; none is added if nothing is found.
 
     Args:
       conversation: `{"messages": [...]}` as `selfrag_jax.text.chat` renders it.
-      query: what to look for (None: the last user's turn).
-      top_k: documents.
-      insert_position: `before_user`: before that turn; `after_system`: behind the system's turn, or first.
-      where: as in `retrieve`.
+      query: the query (None: the text of the last user turn).
+      top_k: the largest number of documents.
+      insert_position: `before_user`: before the last user turn; `after_system`: after the system turn, or first.
+      where: a filter, as in `retrieve`.
 
-    Raises ValueError for another position, and without a user's turn.
+    Raises ValueError for another position, and for a conversation without a user turn.
     """
     if insert_position not in POSITIONS:
       raise ValueError(f"insert_position is {insert_position!r}; one of {', '.join(POSITIONS)}")
@@ -78,33 +79,34 @@ class RetrievalManager:
     return {**conversation, "messages": messages}
 
   def add_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
-    """Add documents, or what `Document.to_dict` gives, and return how many. ValueError for an id that is taken."""
+    """Add documents, or results of `Document.to_dict`, and return how many. Raises ValueError for a taken id."""
     return self.retriever.add_documents(_documents(documents))
 
   def upsert_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:
-    """Add documents in place of those with their ids, chunks included, and return how many; all or none of them.
+    """Add documents, all or none, in place of the old documents with their ids and all chunks; return how many.
 
-    What takes the place of a file's document comes back by a sync as the file has it, as what was deleted does.
+    A sync replaces a document that took the place of a file's document by the one in the file, and also restores
+    deleted documents of files.
     """
     return self._replace(_documents(documents))
 
   def add_files(
     self, paths: Sequence[str | os.PathLike], *, upsert: bool = False, skip_bad: bool = False
   ) -> dict[str, Any]:
-    """Add the documents of files, cut as the knowledge base was built, and return what was read and `added`.
+    """Add the documents of files, cut as the knowledge base was built; return a report with the number `added`.
 
-    upsert: they take the place of those that have their ids. skip_bad: leave out, and count, what cannot be understood.
-    Raises like `list_sources` and `read_source`; ValueError for an id that is taken. Nothing is added then.
+    upsert: replace the old documents with their ids. skip_bad: leave out, and count, lines and files that cannot be
+    read. Raises like `list_sources` and `read_source`, and ValueError for an id that is taken; nothing is added then.
     """
     left_out, held = LeftOut(skip_bad), self.retriever.documents
-    # one that was made by hand, or merged, has never been cut
+    # a knowledge base without a chunking, such as one that was not built from files, leaves documents whole
     chunking = Chunking(**self.retriever.build.get("chunking", {"size": 0}))
     taken = () if upsert else {id for document in held for id in (document.id, whole_id(document))}
     places = dict.fromkeys(taken, "a document of the knowledge base, which only upsert (--upsert) replaces")
     count = length_counter(chunking, self.retriever)
     sources = list_sources(paths, left_out)
     chunks, counts = read_chunks(sources, left_out, chunking, count, places, progress=False)
-    # a sync may replace what can be read again; a retriever that was never built has none
+    # a sync may replace a document of a file; a retriever that was not built from files is never synced
     new = [by_hand(chunk, file_of(chunk) if self.retriever.build else None) for chunk in chunks]
     added = self._replace(new) if upsert else self.retriever.add_documents(new)
     return {"added": added, **counts, **left_out.report()}
@@ -121,9 +123,9 @@ class RetrievalManager:
     return replaced
 
   def save_knowledge_base(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
-    """Keep documents and index in a folder; the old one or the new, whenever it is killed.
+    """Write documents and index to a folder; a killed process leaves the old files or the new files.
 
-    Raises FileExistsError, unless `overwrite` is set, for a folder with another knowledge base than the one opened.
+    Unless `overwrite` is set, raises FileExistsError for a folder that holds another knowledge base than this one.
     """
     self.retriever.save(path, overwrite=overwrite)
 
@@ -132,7 +134,7 @@ class RetrievalManager:
     self.retriever = load(path)
 
   def save_jsonl(self, path: str | os.PathLike) -> None:
-    """Write the documents as JSON lines, whole or not at all."""
+    """Write the documents as JSON lines, all or none."""
     lines = (json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in self.retriever.documents)
     write_bytes_atomic(path, "".join(lines).encode())
 

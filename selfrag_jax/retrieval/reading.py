@@ -1,4 +1,4 @@
-"""Documents of files, cut as a knowledge base is built: what `build` and `add` have in common."""
+"""The reading and chunking of files for a knowledge base, shared by builds and additions."""
 
 import dataclasses
 from collections import Counter
@@ -19,15 +19,15 @@ Count = Callable[[Sequence[str]], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Chunking:
-  """How documents are cut: into chunks of at most `size` words or tokens of the encoder; `size` 0 leaves them whole."""
+  """Settings that cut documents into chunks of at most `size` words or encoder tokens; `size` 0 leaves them whole."""
 
-  size: int = 180  # words, of which all-MiniLM-L6-v2 reads about 190
+  size: int = 180  # all-MiniLM-L6-v2 reads about 190 words
   overlap: int = 0
   method: Method = "recursive"
   unit: Literal["word", "token"] = "word"
 
   def __post_init__(self):
-    """Raises ValueError for what does not fit."""
+    """Raises ValueError for an unknown unit or method, and for sizes that do not fit."""
     if self.unit not in ("word", "token"):
       raise ValueError(f"the unit of chunks is {self.unit!r}; one of word, token")
     chunk("", self.size or self.overlap + 1, self.overlap, method=self.method)
@@ -43,10 +43,10 @@ def read_chunks(
   duplicates: Duplicates | None = None,
   progress: bool = True,
 ) -> tuple[list[Document], Counter[str]]:
-  """Read files; return the chunks that repeat no other, and how many files, documents and chunks there were.
+  """Read files; return the chunks that are no duplicates, and the numbers of files, documents, chunks and duplicates.
 
-  `places` says where each id was found that is taken already; those that are found here are put in. Raises like
-  `read_source`, and for an id that is taken.
+  `places` maps each taken id to the place where it was found; the ids found here are added to it. Raises like
+  `read_source`, and ValueError for an id that is taken.
   """
   counts, kept = Counter({"files": len(sources), "read": 0, "chunks": 0, "duplicates": 0}), []
   with tqdm(unit="doc", desc="reading", disable=not progress, mininterval=0.5) as bar:
@@ -88,13 +88,16 @@ def _cut(document: Document, name: str, chunking: Chunking, count: Count) -> Ite
 
 
 def dense_parts(retriever: BaseRetriever) -> list[DenseRetriever]:
-  """List the dense retrievers that a retriever is made of."""
+  """Return the dense retrievers among a retriever and its parts."""
   own = [retriever] if isinstance(retriever, DenseRetriever) else []
   return own + [found for part in retriever.parts for found in dense_parts(part)]
 
 
 def length_counter(chunking: Chunking, retriever: BaseRetriever) -> Count:
-  """Return what says how long texts are. Raises ValueError if tokens are counted and no encoder has a tokenizer."""
+  """Return the function that measures texts in `chunking.unit`.
+
+  Raises ValueError if the unit is the token and no encoder of the retriever has a tokenizer.
+  """
   if chunking.unit == "word" or not chunking.size:
     return count_words
   for part in dense_parts(retriever):

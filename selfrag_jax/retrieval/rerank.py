@@ -1,6 +1,6 @@
-"""`RerankRetriever`: a retriever finds candidates, a slower function puts them in order.
+"""`RerankRetriever`: a retriever that finds candidates, and a slower function, the reranker, that sorts them.
 
-A reranker is any function of a query and documents to scores; `RERANKERS` names some.
+A reranker is any function that maps a query and documents to scores; `RERANKERS` has some by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
 from selfrag_jax.typing import ArrayLike
 
-FUNCTION = "function"  # what a folder says of a reranker that has no name
+FUNCTION = "function"  # the name in a folder of a reranker that was given as a function
 Reranker = Callable[[str, Sequence[Document]], ArrayLike]  # query, N documents -> scores [N]
 
 
 class MMR:
-  """Maximal marginal relevance (Carbonell & Goldstein 1998): near the query, and far from what is chosen already.
+  """Maximal marginal relevance (Carbonell & Goldstein 1998): choose documents near the query and far from chosen ones.
 
-  `tradeoff` 1 orders by similarity to the query alone. Scores say only the order: they fall evenly from 1.
+  A `tradeoff` of 1 orders by similarity to the query alone. The scores express only the order: they fall evenly from 1.
   """
 
   def __init__(self, model_name: str = MINILM, *, tradeoff: float = 0.5, encoder: Encoder | TextFunction | None = None):
@@ -37,7 +37,7 @@ class MMR:
     self._name, self._tradeoff, self._encoder = model_name, tradeoff, encoder
 
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
-    """Score each document by when it is chosen, f32 [N]."""
+    """Score each of N documents by its place in the order, f32 [N]."""
     if self._encoder is None:
       self._encoder = load_encoder(self._name)
     rows = as_rows(self._encoder([query, *(document.text for document in documents)]), 1 + len(documents))
@@ -69,9 +69,10 @@ RERANKERS: dict[str, Callable[..., Reranker]] = {
 
 @register("rerank")
 class RerankRetriever(BaseRetriever):
-  """The best `depth` documents of a retriever, in the order of a reranker; it never adds one to them.
+  """A retriever that sorts the best `depth` documents of another retriever by the scores of a reranker.
 
-  Both scores are stretched to [0, 1] among the candidates; `weight` is that of the reranker's, 1 leaves out the first.
+  Both scores are stretched to [0, 1] over the candidates. `weight` is the weight of the reranker's score; 1 ignores the
+  score of the first retriever.
   """
 
   def __init__(
@@ -84,15 +85,15 @@ class RerankRetriever(BaseRetriever):
     retriever_settings: dict[str, Any] | None = None,
     reranker_settings: dict[str, Any] | None = None,
   ):
-    """Make a retriever of another one: with the documents that it holds, which are then its own, or without.
+    """Make a retriever from another retriever, and take over its documents if it holds any.
 
     Args:
-      retriever: a retriever, or its name, with `retriever_settings`.
-      reranker: a function, which `load` must be given again, or its name, with `reranker_settings`.
-      depth: how many candidates are put in order.
-      weight: in [0, 1].
+      retriever: a retriever, or a retriever's name, with `retriever_settings`.
+      reranker: a function, which must be given to `load` again, or a reranker's name, with `reranker_settings`.
+      depth: the number of candidates that are sorted, or `top_k` if that is larger.
+      weight: the weight of the reranker's score, in [0, 1].
 
-    Raises ValueError for what does not fit.
+    Raises ValueError for an unknown name and for wrong values.
     """
     first = create(retriever, **retriever_settings or {}) if isinstance(retriever, str) else retriever
     if not 0 <= weight <= 1:
@@ -121,7 +122,7 @@ class RerankRetriever(BaseRetriever):
 
   @property
   def reranker(self) -> Reranker:
-    """The function; a named one is loaded when it is needed first. Raises ValueError if it is missing."""
+    """The reranking function; a reranker by name is loaded at first need. Raises ValueError if it is missing."""
     if self._given == FUNCTION:
       raise ValueError("this retriever was saved with a function; give it again: load(folder, reranker=...)")
     if isinstance(self._given, str):

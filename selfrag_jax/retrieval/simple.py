@@ -1,4 +1,4 @@
-"""`SimpleRetriever`: TF-IDF with cosine similarity, in numpy."""
+"""`SimpleRetriever`: TF-IDF with cosine similarity, in NumPy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from selfrag_jax.text.words import words
 
 @register("simple")
 class SimpleRetriever(BaseRetriever):
-  """TF-IDF: count x (ln((1 + N) / (1 + df)) + 1), rows of norm 1, as scikit-learn's `TfidfVectorizer` has it.
+  """TF-IDF: count x (ln((1 + N) / (1 + df)) + 1) with rows of norm 1, as in scikit-learn's `TfidfVectorizer`.
 
   Documents that share no word with the query are not found.
   """
@@ -23,7 +23,7 @@ class SimpleRetriever(BaseRetriever):
     super().__init__()
     self._vocabulary: dict[str, int] = {}
     self._terms: dict[str, list[int]] = {}  # id -> the terms of the document
-    self._index: Any = None  # of all documents, made when it is needed
+    self._index: Any = None  # the index of all documents, built by the next search
 
   def _add(self, documents: Sequence[Document]) -> None:
     for document in documents:
@@ -55,7 +55,7 @@ class SimpleRetriever(BaseRetriever):
     return found
 
   def _build(self) -> Any:
-    """Return the ids by row, the postings, and the weights: of each term, and of each posting."""
+    """Return the ids by row, the postings, the weight of each term, and the weight of each posting."""
     n, postings = len(self._terms), build_postings(list(self._terms.values()), len(self._vocabulary))
     df = postings.document_frequency
     idf = np.log((1 + n) / (1 + df)) + 1

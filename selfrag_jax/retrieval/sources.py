@@ -1,14 +1,14 @@
-"""Files as documents: JSON lines of several layouts, plain text, Markdown and HTML, from a file or a folder.
+"""Readers that turn files into documents: JSON lines of several layouts, plain text, Markdown and HTML.
 
-What cannot be understood raises ValueError with file and line. A line of `.jsonl` is one of
+Invalid contents raise ValueError with file and line. A line of `.jsonl` is one of
 
   {id, title, content, metadata, source}             ours
   {_id, title, text, metadata}                       BEIR
   {id, contents}                                     FlashRAG: the first line of `contents` is the title
   {wikipedia_id or _id, wikipedia_title, text: [paragraph, …]}      KILT
 
-of which only the text is required, and fields of other names become metadata. A line without title or source
-has those of its metadata. The other files are one document each; its id is the path.
+Only the text is required, and fields of other names become metadata. A line without a title or source takes them from
+its metadata. Every other file is one document, whose id is the path.
 """
 
 import json
@@ -25,9 +25,9 @@ from selfrag_jax.storage.json_lines import parse_object, read_lines
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")
 TEXTS = ("content", "text", "contents", "passage")
-CODE_TAGS = ("script", "style")  # never text, whether they end or not
+CODE_TAGS = ("script", "style")  # their contents are never text, even if the closing tag is missing
 SKIPPED_TAGS = (*CODE_TAGS, "noscript", "template", "svg", "nav", "footer")
-BLANK_TAGS = ("td", "th", "button", "option", "label")  # words on both sides stay apart
+BLANK_TAGS = ("td", "th", "button", "option", "label")  # replaced by a space, so that words stay apart
 BREAKING_TAGS = {
   *("p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "header", "main", "blockquote", "pre"),
   *("h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "hr", "figure", "figcaption", "caption"),
@@ -40,27 +40,27 @@ _BLANKS, _LINES = re.compile(r"[^\S\n]+"), re.compile(r" ?\n ?")
 
 
 class NotTextError(ValueError):
-  """What a file says is not known: it is binary, in another encoding than UTF-8, or cannot be parsed."""
+  """A file cannot be read as text: it is binary, in another encoding than UTF-8, or cannot be parsed."""
 
 
 class Found(NamedTuple):
-  """A document, and where it stands: `FILE, line N`, or `FILE`."""
+  """A document, and the place where it was found: `FILE, line N`, or `FILE`."""
 
   document: Document
   place: str
 
 
 def read_source(name: str, path: Path, failed: Callable[[ValueError], None] | None = None) -> Iterator[Found]:
-  """Yield the documents of a file, cleaned; their `source` is its name unless they have one.
+  """Yield the cleaned documents of a file; the `source` of a document without one is the file's name.
 
-  Raises ValueError, with file and line, for what is no document or has no text (NotTextError for a whole file that is
-  not even text); `failed` hears of it instead, if given, and the next line is read.
+  Raises ValueError, with file and line, for a line or file that is no document or has no text, and NotTextError for a
+  file that is not text at all. If `failed` is given, it is called with the error instead, and the next line is read.
   """
   yield from READERS[path.suffix.lower()](name, path, failed or _raise)
 
 
 def clean(text: str) -> str:
-  """Return text in NFC without control characters, with single blanks, and paragraphs apart by one empty line."""
+  """Return text in NFC without control characters, with single spaces, and one empty line between paragraphs."""
   text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
   kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
   kept = _LINES.sub("\n", _BLANKS.sub(" ", kept))
@@ -82,7 +82,7 @@ def _jsonl(name: str, path: Path, failed: Callable[[ValueError], None]) -> Itera
 
 
 def _document(record: Mapping[str, Any], default_id: str, source: str) -> Document:
-  """Make a document of a line. Raises ValueError for a field that is missing or of another type."""
+  """Make a document from the object of a line. Raises ValueError for a field that is missing or of another type."""
   rest = dict(record)
   id = next((rest.pop(field) for field in IDS if field in rest), default_id)
   title = next((rest.pop(field) for field in TITLES if rest.get(field) is not None), "")
@@ -112,12 +112,12 @@ def _document(record: Mapping[str, Any], default_id: str, source: str) -> Docume
     raise ValueError(f"metadata is nested more than {DEEPEST} deep; leave that out")
   if not is_utf8(json.dumps([id, source, rest, given], ensure_ascii=False, allow_nan=False)):
     raise ValueError("id, source or metadata have half a surrogate pair, which UTF-8 cannot hold")
-  rest.pop("score", None)  # of a search that somebody has saved
+  rest.pop("score", None)  # a saved search result has a score
   return Document(str(id), clean(title), text, {**rest, **(given or {})}, source=source)
 
 
 def _whole(read: Callable[[str, str], tuple[str, str]]) -> Callable[..., Iterator[Found]]:
-  """Make a reader of files that are one document, from a function of name and text to title and text."""
+  """Return a reader of files with one document each; `read` maps the name and text of a file to title and content."""
 
   def reader(name: str, path: Path, failed: Callable[[ValueError], None]) -> Iterator[Found]:
     try:
@@ -150,9 +150,9 @@ def _markdown(name: str, text: str) -> tuple[str, str]:
 
 
 def _front_matter(lines: list[str]) -> int:
-  """Return how many lines of a file are its front matter: names with values, and what is indented, between two rules.
+  """Return the number of lines of a file's front matter: names with values, and indented lines, between two rules.
 
-  Line by line: as one pattern, a hostile text took for ever.
+  The lines are matched one by one: one pattern for all lines took for ever on a hostile text.
   """
   first = next((line for line in lines[1:] if line.strip()), "")
   if lines[0] != "---" or not _NAMED.match(first.lstrip()):
@@ -166,11 +166,11 @@ def _front_matter(lines: list[str]) -> int:
 
 
 def _first_heading(lines: list[str]) -> str:
-  """Return the first heading that is no comment in a block of code."""
+  """Return the first heading outside of code blocks, where a line with # is a comment; "" if there is none."""
   fence = ""
   for line in lines:
     mark = _FENCE.match(line)
-    if fence:  # a block ends with as many marks, and nothing behind them, or with the file
+    if fence:  # a line of at least as many marks and nothing else ends a block; so does the end of the file
       if mark and mark[1].startswith(fence) and not line.strip().strip(fence[0]):
         fence = ""
     elif mark:
@@ -185,29 +185,29 @@ def _html(name: str, text: str) -> tuple[str, str]:
   try:
     parser.feed(text)
     parser.close()
-  except AssertionError as error:  # what html.parser raises for a declaration that it does not know
+  except AssertionError as error:  # html.parser raises it for an unknown declaration
     raise NotTextError(f"{name} is no HTML that can be read: {error}") from None
   return "".join(parser.title).strip() or Path(name).stem, "".join(parser.parts)
 
 
 class _Text(HTMLParser):
-  """Collects what a reader of the page sees, and its title.
+  """A parser that collects the visible text of a page, and its title.
 
-  What a skipped element holds is taken away when it ends: of one that never does, all the page would be inside.
+  The contents of a skipped element are removed when it ends: an element that is never closed would hide the whole page.
   """
 
   def __init__(self) -> None:
     super().__init__()
     self.parts: list[str] = []
     self.title: list[str] = []
-    self._open: dict[str, list[int]] = {tag: [] for tag in SKIPPED_TAGS}  # where in the parts those that are open begin
+    self._open: dict[str, list[int]] = {tag: [] for tag in SKIPPED_TAGS}  # where in `parts` open elements begin
     self._in_title = False
 
   def handle_starttag(self, tag: str, attrs: Any) -> None:
     self._in_title |= tag == "title" and not self.title and not any(self._open.values())
     if tag in self._open:
       self._open[tag].append(len(self.parts))
-      self.parts.append("")  # no two begin at one place
+      self.parts.append("")  # so that no two elements begin at one place
     if tag in BREAKING_TAGS:
       self.parts.append("\n\n" if tag[0] in "ph" else "\n")
     elif tag in BLANK_TAGS:
@@ -217,7 +217,7 @@ class _Text(HTMLParser):
     self._in_title &= tag != "title"
     if self._open.get(tag):
       del self.parts[self._open[tag][-1] :]
-      for begun in self._open.values():  # what is inside has gone, too, whether it ended or not
+      for begun in self._open.values():  # elements inside are removed too, whether they ended or not
         while begun and begun[-1] >= len(self.parts):
           begun.pop()
     if tag in BREAKING_TAGS:

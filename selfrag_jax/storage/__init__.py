@@ -1,1 +1,1 @@
-"""Files and folders that are whole or absent: atomic writes, hashes, generations, locks. Imports no JAX."""
+"""Storage in files and folders that are either whole or absent: atomic writes, hashes, generations, locks; no JAX."""

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-# what NumPy and zipfile raise for bytes that are no archive, or one with other contents than arrays
+# the errors of NumPy and zipfile for bytes that are no archive, and for archives of something else than arrays
 _NO_ARRAYS = (
   AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-  """Return arrays as the contents of a file. Raises ValueError for arrays of Python objects."""
+  """Return arrays as the bytes of an `.npz` file. Raises ValueError for arrays of Python objects."""
   buffer = io.BytesIO()
   np.savez(buffer, allow_pickle=False, **arrays)
   return buffer.getvalue()
 
 
 def read_npz(source: epath.PathLike | bytes) -> dict[str, np.ndarray]:
-  """Return the arrays of a file or of its contents, by name. Raises ValueError for what is no archive of arrays."""
+  """Return the arrays of a file, or of its bytes, by name. Raises ValueError for anything but an archive of arrays."""
   with io.BytesIO(source) if isinstance(source, bytes) else epath.Path(source).open("rb") as file:
     try:
       with np.load(file, allow_pickle=False) as archive:

@@ -1,4 +1,4 @@
-"""Atomic writes: a file that is either whole or absent."""
+"""Atomic writes: a file is either whole or absent."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-  """Return `path` as one that a later change of the working directory does not move; object storage's already are."""
+  """Return `path` as an absolute path; a path in object storage already is one."""
   path = epath.Path(path)
   return path if path.is_absolute() else path.absolute()
 
@@ -27,14 +27,14 @@ def temporary_name(name: str) -> str:
 
 @contextlib.contextmanager
 def replace_atomic(path: epath.PathLike) -> Iterator[epath.Path]:
-  """Yield the path of a file to write, on the same local disk, which takes the place of `path` when the block ends.
+  """Yield the path of a temporary file to write; when the block ends, the file takes the place of `path`.
 
-  It is brought to the disk first (fsync, rename, fsync of the folder). If anything fails before the rename, it is
-  deleted and `path` is as it was.
+  The temporary file lies in the same folder on a local disk and is brought to the disk first (fsync, rename, fsync of
+  the folder). If anything fails before the rename, it is deleted and `path` stays as it was.
   """
   target = epath.Path(path)
   temporary = target.with_name(temporary_name(target.name))
-  temporary.unlink(missing_ok=True)  # of a process that was killed, or a link to some other file
+  temporary.unlink(missing_ok=True)  # a killed process may have left a file, or it is a link to some other file
   try:
     yield temporary
     with open(temporary, "r+b") as file:
@@ -47,9 +47,9 @@ def replace_atomic(path: epath.PathLike) -> Iterator[epath.Path]:
 
 
 def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
-  """Write a file that is either whole or absent (or as it was), through power loss too.
+  """Write a file so that it is either whole or as it was before (or absent), even after a power cut.
 
-  In object storage one object's write is atomic already.
+  In object storage the write of one object is atomic already.
   """
   if not is_local(path):
     epath.Path(path).write_bytes(data)
@@ -64,7 +64,7 @@ def write_json(path: epath.PathLike, obj: Any) -> None:
 
 
 def fsync_paths(*paths: epath.PathLike) -> None:
-  """Bring local files and folders to the disk, so that a power cut does not lose them; Windows has no such call."""
+  """Bring local files and folders to the disk, so that a power cut does not lose them; on Windows do nothing."""
   if os.name != "posix":
     return
   for path in paths:

@@ -1,10 +1,10 @@
-"""A folder of files that is published as a whole: a process that is killed leaves the old files or the new ones.
+"""A folder whose files are published as a whole: a killed process leaves either the old files or the new files.
 
   manifest.json   format, generation G, and the digest of each file
   data-G/         the files
 
-The manifest is written last. What has been damaged since is an error that names the file. A folder that holds anything
-else is left alone.
+The manifest is written last. A file that was damaged later is an error that names the file. A folder that holds other
+files is left alone.
 """
 
 import contextlib
@@ -30,15 +30,16 @@ class FolderError(RuntimeError):
 
 
 class DamagedError(FolderError):
-  """What is in a folder is not what was written: building it again is all that can be done."""
+  """The files of a folder are not as they were written; the folder must be built again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFolder:
   """A kind of folder that is published as a whole.
 
-  called: the words for it in errors. contents: matches the names of files of which every generation has one, by which
-  it is told from the files of somebody else. beside: names that are ours as well, beside the generations.
+  called: the name of this kind in errors. contents: a pattern of file names; every generation has a file that matches,
+  which tells it apart from the files of somebody else. beside: other names in the folder, beside the generations, that
+  belong to this package too.
   """
 
   called: str
@@ -46,11 +47,11 @@ class PublishedFolder:
   beside: tuple[str, ...] = ()
 
   def check_output(self, folder: str | os.PathLike) -> None:
-    """Raise what publishing to a folder would raise, before there is anything to publish.
+    """Check, before there is anything to publish, that `publish` can write to a folder.
 
-    FolderError for a folder of somebody else, be there a manifest.json or not: publishing replaces that, and takes
-    away what it takes for old.
-    NotADirectoryError, PermissionError where no folder can be made or written.
+    Raises FolderError for a folder with files of somebody else, with or without a manifest.json: publishing would
+    replace the manifest and delete what looks like an old generation. Raises NotADirectoryError or PermissionError
+    where no folder can be made or written.
     """
     root = Path(folder)
     nearest = next(path for path in (root, *root.absolute().parents) if path.exists() or path.is_symlink())
@@ -60,19 +61,19 @@ class PublishedFolder:
       raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
     if not root.is_dir() or any(map(self._is_ours, _generations(root))):
       return
-    # a build that was killed may leave an empty folder, which alone claims nothing; nor does a manifest
+    # a killed build may leave an empty folder; neither that nor a manifest shows that the folder is ours
     ours = {".lock", temporary_name(MANIFEST), *self.beside} | {p.name for p in _generations(root) if _is_empty(p)}
     if others := sorted({path.name for path in root.iterdir()} - ours):
       raise FolderError(f"{folder} is no {self.called} and holds other files, such as {others[0]}; give an empty one")
 
   @contextlib.contextmanager
   def publish(self, folder: str | os.PathLike, known: dict[Path, str], *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty folder to write files into; it takes the place of the old one when the block ends.
+    """Yield an empty folder to write files into; it takes the place of the old generation when the block ends.
 
-    `known` maps folders to the `version` that what is written was made from; it is told the new one. One process
-    publishes to a folder at a time: raises FolderInUseError in the others. Unless `overwrite` is set, raises
-    FileExistsError for a folder that holds what is not known, FolderError if another process has published since it
-    was. Raises what `check_output` does.
+    `known` maps folders to the `version` from which the new files were made; the new version is entered there. Only one
+    process at a time publishes to a folder: the others raise FolderInUseError. Unless `overwrite` is set, raises
+    FileExistsError for a folder whose contents are not in `known`, and FolderError if another process has published
+    since that version. Raises like `check_output`.
     """
     root = Path(folder).resolve()
     self.check_output(root)
@@ -82,19 +83,19 @@ class PublishedFolder:
       try:
         if not overwrite:
           self._check_known(root, known, folder)
-        # not from the manifest, which may be damaged: what was built anew must not need it
+        # the number does not come from the manifest: that may be damaged, and a new build must not need it
         number = 1 + max((int(path.name[5:]) for path in _generations(root)), default=0)
         target = root / f"data-{number}"
         target.mkdir()
         try:
           yield target
           files = digests(target)
-          # before the manifest that names them, so that a power cut loses neither
+          # the files reach the disk before the manifest that names them, so that a power cut loses neither
           fsync_paths(*target.rglob("*"), target, root)
         except BaseException:
           shutil.rmtree(target, ignore_errors=True)
           raise
-        # Ctrl-C may come when the manifest is there already: from here on nothing new is taken away
+        # Ctrl-C may come when the manifest is there already: from here on no new file is deleted
         _MANIFEST.write(root, generation=number, files=files)
       except BaseException:
         discard_lock(root, is_new)
@@ -105,10 +106,10 @@ class PublishedFolder:
           shutil.rmtree(old, ignore_errors=True)
 
   def verified(self, folder: str | os.PathLike) -> Path:
-    """Return the folder of the files that were published last, after their digests were checked.
+    """Return the folder of the files that were published last, after checking their digests.
 
-    Raises FileNotFoundError where nothing was published, DamagedError for what is damaged or missing, FolderError for
-    what is newer than this version, and for a pickle: those can run code when they are read.
+    Raises FileNotFoundError if nothing was published, DamagedError for a damaged or missing file, FolderError for a
+    format newer than this version, and for a pickle, which can run code when it is read.
     """
     root = Path(folder).resolve()
     if not (root / MANIFEST).exists():
@@ -127,24 +128,24 @@ class PublishedFolder:
     return data
 
   def _check_known(self, root: Path, known: dict[Path, str], folder: str | os.PathLike) -> None:
-    if version(root) in ("", known.get(root, "")):  # nothing is there, or what is known
+    if version(root) in ("", known.get(root, "")):  # the folder is empty, or has the known version
       return
     if root not in known:
       raise FileExistsError(
         f"{folder} holds another {self.called}; give another folder, open that one and add to it, "
         "or replace it with overwrite=True"
       )
-    with contextlib.suppress(DamagedError):  # which its own retriever may replace
+    with contextlib.suppress(DamagedError):  # whoever opened a folder may replace it when it is damaged
       self.verified(root)
       raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
 
   def _is_ours(self, data: Path) -> bool:
-    """Tell whether a folder has the name and the files of what is published, be it whole or cut short."""
+    """Tell whether a folder is a generation of this kind, whole or cut short, by the names of its files."""
     return data.is_dir() and any(self.contents.fullmatch(path.name) for path in data.iterdir())
 
 
 def discard_lock(root: Path, is_new: bool) -> None:
-  """Leave nothing behind where a work has failed before anything was kept: no lock, nor the folder if it `is_new`."""
+  """Delete the lock, and the folder if it `is_new`, after a failure that has left nothing else in the folder."""
   if [path.name for path in root.iterdir()] == [".lock"]:
     (root / ".lock").unlink()
     if is_new:
@@ -152,12 +153,12 @@ def discard_lock(root: Path, is_new: bool) -> None:
 
 
 def sizes(folder: str | os.PathLike) -> dict[str, int]:
-  """Return the bytes of each file that was published last. Raises FolderError."""
+  """Return the size in bytes of each file that was published last. Raises FolderError."""
   return {name: digest["size"] for name, digest in _read(Path(folder))["files"].items()}
 
 
 def version(folder: str | os.PathLike) -> str:
-  """Return a digest of the manifest, which tells what was published last, damaged or not; "" before anything was."""
+  """Return a digest of the manifest, which identifies the last publication, damaged or not; "" before the first."""
   try:
     return hashlib.sha256((Path(folder).resolve() / MANIFEST).read_bytes()).hexdigest()
   except (FileNotFoundError, NotADirectoryError):

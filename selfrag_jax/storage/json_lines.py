@@ -1,4 +1,4 @@
-"""JSON files and files of lines, read with errors that name the file and the line."""
+"""Readers of JSON files and of files of lines, with errors that name the file and the line."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,17 +6,17 @@ from typing import Any
 
 from etils import epath
 
-LONGEST_LINE = 1 << 25  # bytes; a file of records has none of this length, a file of something else may
+LONGEST_LINE = 1 << 25  # bytes; no record is that long, but a file of another kind may have such a line
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None = None) -> Iterator[tuple[int, str]]:
-  """Yield the lines that are not empty with their numbers, which start at 1.
+  """Yield the number, from 1 on, and the text of each line that is not empty.
 
-  Raises ValueError, with file and line number, for a line that is not UTF-8, or of 32 MiB and more; `failed` hears of
-  it instead, if given, and the next line is read.
+  Raises ValueError, with file and line number, for a line that is not UTF-8 or has 32 MiB or more. If `failed` is
+  given, it is called with the error instead, and reading goes on with the next line.
   """
-  # bytes are split at newlines alone, text also at characters that may stand inside a title
+  # bytes are split only at newlines; text is also split at characters that may stand inside a title
   with epath.Path(path).open("rb") as file:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
       error = None
@@ -39,14 +39,14 @@ def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None
 
 
 def refuse_pointer(path: epath.PathLike) -> None:
-  """Raise ValueError for what git-lfs leaves in the place of a large file that it has not fetched."""
+  """Raise ValueError for the pointer that git-lfs leaves in the place of a large file that it has not fetched."""
   with epath.Path(path).open("rb") as file:
     if file.read(len(LFS_POINTER)) == LFS_POINTER:
       raise ValueError(f"{path} is a pointer of git-lfs, not the file itself: run git lfs pull, or download the file")
 
 
 def parse_json(text: str | bytes) -> Any:
-  """Return the value of a JSON text. Raises ValueError for anything else, and for what is nested too deeply."""
+  """Return the value of a JSON text. Raises ValueError for any other text, and for JSON that is nested too deeply."""
   try:
     return json.loads(text)
   except RecursionError:
@@ -56,8 +56,8 @@ def parse_json(text: str | bytes) -> Any:
 def read_json(path: epath.PathLike, expected: str) -> Any:
   """Return the value of a JSON file in UTF-8.
 
-  Raises ValueError, with the file and what was `expected`, for another file and for half a surrogate pair in it, which
-  UTF-8 cannot hold; FileNotFoundError where there is none.
+  Raises ValueError, with the file and what was `expected`, for a file that is not such JSON and for half a surrogate
+  pair, which UTF-8 cannot hold; FileNotFoundError if the file is missing.
   """
   refuse_pointer(path)
   try:
@@ -68,7 +68,7 @@ def read_json(path: epath.PathLike, expected: str) -> Any:
 
 
 def read_json_object(path: epath.PathLike, expected: str) -> dict[str, Any]:
-  """Return the object of a JSON file. Raises like `read_json`, and for another value."""
+  """Return the object of a JSON file. Raises like `read_json`, and ValueError for a value of another type."""
   value = read_json(path, expected)
   if not isinstance(value, dict):
     raise ValueError(f"{path}: a JSON object was expected, not {type(value).__name__}: {expected}")
@@ -76,7 +76,7 @@ def read_json_object(path: epath.PathLike, expected: str) -> dict[str, Any]:
 
 
 def parse_object(line: str) -> dict[str, Any]:
-  """Return the JSON object of a line. Raises ValueError for anything else."""
+  """Return the JSON object that a line holds. Raises ValueError for any other line."""
   try:
     record = parse_json(line)
   except ValueError as error:
@@ -87,7 +87,7 @@ def parse_object(line: str) -> dict[str, Any]:
 
 
 def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yield the object of every line with its number; empty lines are skipped.
+  """Yield the number and the object of each line; empty lines are skipped.
 
   Raises ValueError, with file and line number, for a line that is not UTF-8, not JSON or not an object, and for half a
   surrogate pair, which no tokenizer can read and UTF-8 cannot hold.
@@ -101,7 +101,7 @@ def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _whole_characters(value: Any, text: str) -> Any:
   """Return `value`, which was read from `text`. Raises ValueError if it has half a surrogate pair."""
-  if "\\ud" in text.lower():  # only an escape can bring one: the file itself is UTF-8
+  if "\\ud" in text.lower():  # only an escape can make half a pair: the file itself is UTF-8
     try:
       json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The lock of a folder that one process writes to at a time."""
+"""A lock that lets only one process at a time write to a folder."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from selfrag_jax.storage.atomic import is_local
 
 try:
   import fcntl
-except ImportError:  # Windows: no advisory locks, so writers are not kept apart there
+except ImportError:  # Windows has no advisory locks, so writers are not kept apart there
   fcntl = None
 
 
@@ -23,23 +23,24 @@ class FolderInUseError(RuntimeError):
 def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
   """Hold the lock of an existing folder, so that no other process writes into it.
 
-  It is an exclusive `flock` on `<path>/.lock`; the operating system releases it however the process ends, `kill -9`
-  included. Object storage has no locks: two writers of one folder there are the user's to avoid.
+  The lock is an exclusive `flock` on `<path>/.lock`; the operating system releases it however the process ends,
+  `kill -9` included. Object storage has no locks: there the user must not start two writers of one folder.
 
   Raises:
-    FolderInUseError: another process holds the lock; names that process and its host, and gives the `advice`.
+    FolderInUseError: another process holds the lock; the message names that process and its host, and ends with the
+      `advice`.
   """
   if fcntl is None or not is_local(path):
     yield
     return
-  # by local names: where a store is not closed, this ends with the interpreter, when the modules have gone
+  # bound to local names: if a store is not closed, this ends at interpreter exit, when the modules have gone
   getpid, flock, unlock, owner = os.getpid, fcntl.flock, fcntl.LOCK_UN, os.getpid()
   with open(epath.Path(path) / ".lock", "a+", errors="replace", opener=_no_link) as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       lock.seek(0)
-      holder = lock.read().strip() or "another process, which has only just begun"  # it writes its name next
+      holder = lock.read().strip() or "another process, which has only just begun"  # and has not written its name yet
       raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
     lock.truncate(0)
     lock.write(f"pid {owner} on {socket.gethostname()}\n")
@@ -47,10 +48,10 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
     try:
       yield
     finally:
-      if getpid() == owner:  # a fork has the same lock: it neither gives it back nor keeps it for longer
+      if getpid() == owner:  # a fork shares the lock, but neither releases it nor holds it for longer
         flock(lock, unlock)
 
 
 def _no_link(path: str, flags: int) -> int:
-  """Open a file, but not through a link, which whoever made the folder may have laid to any file of the user."""
+  """Open a file, but never through a link: whoever made the folder could have linked it to any file of the user."""
   return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

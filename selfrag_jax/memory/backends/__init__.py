@@ -1,4 +1,4 @@
-"""The backends that search an index: numpy, exact or approximate on the devices, ScaNN on the host; chosen by name."""
+"""The backends that search an index, chosen by name: exact or approximate on devices, NumPy or ScaNN on the host."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def make_backend(name: str, dtype: str = "float32", mesh: "Mesh | None" = None) -> Backend:
-  """Return the backend called exact, approx, scann or numpy. Raises ValueError for another."""
+  """Return the backend called exact, approx, scann or numpy.
+
+  Raises ValueError for another name, and for a dtype or mesh that the backend does not use.
+  """
   if name in ("exact", "approx"):
     return DeviceBackend(name, dtype, mesh)
   if mesh is not None or dtype != "float32":

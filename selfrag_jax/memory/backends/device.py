@@ -1,4 +1,4 @@
-"""Search over a copy of the index on the devices, and the compiled programs that bring it up to date and search it."""
+"""The backend that keeps a copy of the index on the devices, and its compiled programs for update and search."""
 
 import functools
 import os
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class DeviceBackend:
-  """The rows as arrays on the devices, brought up to date before a search; `approx` uses `jax.lax.approx_max_k`."""
+  """A copy of the rows on the devices, updated before each search; `approx` uses `jax.lax.approx_max_k`."""
 
-  _BLOCK = 1024  # rows an update: one shape, so one compilation
+  _BLOCK = 1024  # rows of one update: one shape, so one compilation
 
   def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
     self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
     self._rows: MemoryRows | None = None
-    self._version = 0  # the version of the index that the rows have
+    self._version = 0  # the index version of the rows
     self._process: int | None = None  # the process that made the rows
 
   def rows(self, index: VectorIndex) -> "MemoryRows":
     """Return the rows with every change made so far. The next change may donate their buffers.
 
-    Raises StoreError in a fork of the process that has used them: JAX would wait for threads that are not there.
+    Raises StoreError in a fork of the process that made the rows: JAX would wait for threads that the fork lacks.
     """
     self._process = self._process or os.getpid()
     if self._process != os.getpid():
@@ -46,9 +46,9 @@ class DeviceBackend:
     changed = index.changed_since(self._version).astype(np.int32)
     for start in range(0, len(changed), self._BLOCK):
       part = changed[start : start + self._BLOCK]
-      slots = np.concatenate([part, C + np.arange(self._BLOCK - len(part), dtype=np.int32)])  # beyond C: ignored
+      slots = np.concatenate([part, C + np.arange(self._BLOCK - len(part), dtype=np.int32)])  # >= C: ignored
       source = np.where(slots < C, slots, 0)
-      rows = self._rows = _programs().put(  # the old one's buffers are gone
+      rows = self._rows = _programs().put(  # the buffers of the old rows are donated
         rows,
         slots,
         index.embeddings[source],
@@ -78,7 +78,7 @@ class DeviceBackend:
 
     (C, D), X = index.embeddings.shape, index.tokens.shape[1]
     shards = self._mesh.shape[self._axis] if self._mesh is not None else 1
-    C = -(-C // shards) * shards  # rows beyond those of the index are never valid
+    C = -(-C // shards) * shards  # the rows added here are never valid
     rows = init_rows(C, D, chunk_tokens=X, dtype=jnp.dtype(self._dtype))
     if self._mesh is None:
       return rows
@@ -88,7 +88,7 @@ class DeviceBackend:
 
 @functools.cache
 def _programs() -> Any:
-  """Return the compiled update and search; JAX is imported by whoever needs them."""
+  """Return the jitted update and search. This imports JAX, which only the device backends need."""
   import types
 
   import jax
