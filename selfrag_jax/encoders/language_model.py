@@ -1,9 +1,6 @@
 """The encoder that uses a language model's mean hidden state, standardised."""
 
-import io
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
 from selfrag_jax.ragged import length_mask
+from selfrag_jax.storage.arrays import npz_bytes, read_npz
 from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
@@ -113,9 +111,7 @@ class LMEncoder(TextEncoder):
     """
     if not isinstance(self.tokenizer, BPETokenizer):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
-    constants = io.BytesIO()
-    np.savez(constants, mean=np.asarray(params["mean"]), scale=np.asarray(params["scale"]))
-    others = {CONSTANTS: constants.getvalue()}
+    others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in ("mean", "scale")})}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others)
 
 
@@ -128,9 +124,9 @@ def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
   """Read mean and scale, f32 [D] each. Raises ValueError, naming the file, for a file that does not hold them."""
   refuse_pointer(path)
   try:
-    with np.load(path, allow_pickle=False) as arrays:
-      found = {name: arrays[name] for name in ("mean", "scale")}
-  except (KeyError, ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    arrays = read_npz(path)
+    found = {name: arrays[name] for name in ("mean", "scale")}
+  except (KeyError, ValueError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}); save the encoder again") from None
   for name, values in found.items():
     if values.shape != (width,) or values.dtype != np.float32 or not np.isfinite(values).all():

@@ -1,7 +1,6 @@
 """The comparison of retrievers on judged queries: ranking quality, time of a query, and intervals of differences."""
 
 import dataclasses
-import io
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from selfrag_jax.retrieval.dense import FUNCTION
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.settings import read_config, settings
+from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.storage.atomic import write_bytes_atomic
 
 
@@ -227,8 +227,7 @@ def write_report(
   baseline = baseline or next(iter(scores))
   report = {**facts, **summarize(scores, baseline)}
   arrays = {f"{retriever}.{metric}": values for retriever, found in scores.items() for metric, values in found.items()}
-  np.savez(packed := io.BytesIO(), **arrays)  # type: ignore[arg-type]
-  write_bytes_atomic(workdir / f"{name}.npz", packed.getvalue())
+  write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
   figures.retrieval_bars(workdir / f"{name}.png", report, list(scores))
   base.write_report(workdir, name, report, as_rows(scores))
   print(table(scores, report, baseline))

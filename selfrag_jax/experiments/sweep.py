@@ -1,8 +1,6 @@
 """A sweep: independent runs of several experiments, and medians and ranges over the seeds of each group of runs."""
 
-import io
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ from selfrag_jax.experiments.self_rag import NotLearnedError
 from selfrag_jax.metrics.statistics import crossed_interval
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.train.loop import NonFiniteLossError
 from selfrag_jax.train.workdir import open_workdir
@@ -179,12 +178,11 @@ def _read(path: epath.Path, kind: Kind) -> dict[str, Any]:
   report = read_json_object(path, "the report of a run")
   try:
     if kind.paired:
-      with (path.parent / f"{path.stem}.npz").open("rb") as file:
-        arrays = np.load(io.BytesIO(file.read()), allow_pickle=False)
+      arrays = read_npz(path.parent / f"{path.stem}.npz")
       report["paired"] = {f"{a} - {b}": (arrays[a] - arrays[b]).tolist() for a, b in kind.paired}
     if not summarize({"": report}, kind)["values"]:
       raise KeyError(kind.shown[0])
-  except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+  except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is no report of a run ({error!r}); delete it to make the run again") from None
   return report
 

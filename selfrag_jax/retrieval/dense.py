@@ -14,6 +14,7 @@ from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.records import check_rows
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
+from selfrag_jax.storage.arrays import read_npz
 
 CONSTANTS = "encoder.npz"
 FUNCTION = "function"  # the name in a folder of an encoder that was given as a function
@@ -168,8 +169,7 @@ class DenseRetriever(BaseRetriever):
 
   def _load(self, folder: Path) -> None:
     if (folder / CONSTANTS).exists():
-      with np.load(folder / CONSTANTS, allow_pickle=False) as arrays:
-        self._constants = dict(arrays)  # the encoder gets the constants when it is loaded
+      self._constants = read_npz(folder / CONSTANTS)  # the encoder gets the constants when it is loaded
     if self._documents:
       shards = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("embeddings-*.npy"))]
       rows = np.concatenate(shards)

@@ -19,7 +19,7 @@ def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None
   # bytes are split only at newlines; text is also split at characters that may stand inside a title
   with epath.Path(path).open("rb") as file:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-      error = None
+      error, text = None, ""
       if len(line) == LONGEST_LINE:
         error = ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line")
         while failed is not None and line and not line.endswith(b"\n"):

@@ -66,8 +66,8 @@ class Module(Function):
       parameter.reset_gradients()
 
 
-class LLMCall(Function):
-  """Ask a language model; backward, the input and the system prompt are criticised in the light of the answer."""
+class EngineCall(Function):
+  """A call of a language model; backward, inputs and system prompt are criticised in the light of the answer."""
 
   def __init__(self, engine: EngineLM | str | None, system_prompt: Variable | None = None):
     """Make the call; `engine` is an engine, its name, or None for the backward engine."""
@@ -75,11 +75,6 @@ class LLMCall(Function):
     self.system_prompt = None if system_prompt is None else check_variable(system_prompt, "system_prompt")
     if self.system_prompt is not None:
       _text_of(self.system_prompt)
-
-  def forward(self, input_variable: Variable, response_role_description: str | None = None) -> Variable:
-    """Ask the engine the input's value."""
-    check_variable(input_variable, "the input")
-    return self._ask(_text_of(input_variable), [input_variable], response_role_description)
 
   def _ask(self, content: Content, inputs: Sequence[Variable], role: str | None) -> Variable:
     """Ask the engine; the answer always requires gradients, since it may itself be improved."""
@@ -91,7 +86,16 @@ class LLMCall(Function):
     return response
 
 
-class FormattedLLMCall(LLMCall):
+class LLMCall(EngineCall):
+  """Ask a language model a text."""
+
+  def forward(self, input_variable: Variable, response_role_description: str | None = None) -> Variable:
+    """Ask the engine the input's value."""
+    check_variable(input_variable, "the input")
+    return self._ask(_text_of(input_variable), [input_variable], response_role_description)
+
+
+class FormattedLLMCall(EngineCall):
   """Ask a language model a text with several variables in it, such as "Question: {question}"."""
 
   def __init__(
@@ -112,7 +116,7 @@ class FormattedLLMCall(LLMCall):
     return self._ask(content, list(inputs.values()), response_role_description)
 
 
-class MultimodalLLMCall(LLMCall):
+class MultimodalLLMCall(EngineCall):
   """Ask a language model a list of texts and images."""
 
   def forward(self, input_content: Sequence[Variable], response_role_description: str | None = None) -> Variable:
@@ -121,7 +125,7 @@ class MultimodalLLMCall(LLMCall):
     return self._ask([v.get_value() for v in inputs], inputs, response_role_description)
 
 
-class OrderedFieldsMultimodalLLMCall(MultimodalLLMCall):
+class OrderedFieldsMultimodalLLMCall(EngineCall):
   """Ask a language model texts and images, each text under the name of its field."""
 
   def __init__(self, engine: EngineLM | str | None, fields: Sequence[str], system_prompt: Variable | None = None):

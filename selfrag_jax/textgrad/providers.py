@@ -57,7 +57,7 @@ class LiteLLMEngine(MeteredEngine):
     litellm: Any = importlib.import_module("litellm")
     messages = messages_of(content, system_prompt)
     options = {"timeout": self._timeout, "num_retries": self._max_retries, **sampling}
-    failed = ""
+    answer, failed = {}, ""
     try:
       answer = litellm.completion(model=self.model_string, messages=messages, **options)
     except Exception as error:  # each provider has errors of its own

@@ -87,7 +87,7 @@ def make_update(
   optimizer: optax.GradientTransformation,
   accumulate: int = 1,
   shardings: TrainState | None = None,
-) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
+) -> jax.stages.Wrapped:
   """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
 
   `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the batch is split along its first axis and the
