@@ -9,8 +9,8 @@ Every run uses the config of that name and has a folder of its own. A stopped ru
 the report is read. `sweep.json`, `.csv` and `.png` have medians and ranges.
 The recipes of position recall and REFRAG were tuned on the seeds 0 to 5, the reranker's on seed 0. The variants of
 position recall with one question per list were tuned on seed 10 as well: with half the steps of the first phase, one
-variant had not learned to read there. On seed 20 `needle` has not learned it either, whole sentences fail on seed 11, and
-`:mamba` of REFRAG on 21: these recipes are to be changed, and then run on other seeds than those below.
+variant had not learned to read there. On seed 20 `needle` has not learned it either, whole sentences fail on seed 11,
+and `:mamba` of REFRAG on 21: these recipes are to be changed, and then run on other seeds than those below.
 """
 
 from typing import Any
