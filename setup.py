@@ -8,6 +8,16 @@ from setuptools import find_packages, setup
 NOT_WINDOWS = "platform_system != 'Windows'"
 LINUX = "platform_system == 'Linux'"
 
+# jax 0.11 and later need Python 3.12; flax 0.12.8 does not run on them. Both pairs run the whole suite.
+BEFORE_312, SINCE_312 = "python_version < '3.12'", "python_version >= '3.12'"
+
+
+def jax(extra: str = "", platform: str = "") -> list[str]:
+  """Return the requirements of JAX with an extra such as `[tpu]`, for a platform."""
+  also = f" and {platform}" if platform else ""
+  return [f"jax{extra}==0.10.2; {BEFORE_312}{also}", f"jax{extra}==0.12.0.1; {SINCE_312}{also}"]
+
+
 TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
@@ -30,9 +40,10 @@ setup(
     "bm25s>=0.2.12,<1",
     "datasketch>=1.6,<3",
     "etils[epath]>=1.12",
-    "flax==0.12.8",
+    f"flax==0.12.8; {BEFORE_312}",
+    f"flax==0.12.12; {SINCE_312}",
     "grain==0.2.18",
-    "jax==0.10.2",
+    *jax(),
     "lazy_loader>=0.4,<1",
     "matplotlib>=3.9,<4",
     "ml_collections~=1.1",
@@ -65,7 +76,7 @@ setup(
       "pytest-xdist>=3.6,<4",
       "ruff>=0.12,<1",
       # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
-      f"jax[tpu]==0.10.2; {LINUX}",
+      *jax("[tpu]", LINUX),
       # oracles: the reference implementations our model is held against
       "pytrec-eval-terrier>=0.5,<1",
       "scikit-learn>=1.5,<2",
@@ -77,8 +88,8 @@ setup(
     "weights": WEIGHTS,
     "textgrad": TEXTGRAD,
     "litellm": ["litellm>=1.49,<2"],  # get_engine("experimental:...") for providers that do not speak OpenAI's protocol
-    "tpu": ["jax[tpu]==0.10.2"],
-    "cuda": ["jax[cuda12]==0.10.2"],
+    "tpu": jax("[tpu]"),
+    "cuda": jax("[cuda12]"),
     "peers": ["faiss-cpu>=1.11,<2", "sentence-transformers>=5,<7"],
   },
   classifiers=[

@@ -54,6 +54,9 @@ def two_hop(variant: str) -> ml_collections.ConfigDict:
       "steps": 200 if variant == "mamba" else 100,
       # a found document earns little beside a lucky answer: GRPO divides by the spread, so that it still counts
       "advantage": "grpo",
+      # without attention the policy settles soon, for a pair of relations, on the wrong second search: then no rollout
+      # of a question earns more than another, and nothing is learned from it. The KL to the policy before keeps it open
+      "kl_weight": 0.02 if variant == "mamba" else 0.0,
       # a last step as large as the first can undo the one before
       "optimizer": {**optimizer(warmup_steps=0), "schedule": "cosine", "final_fraction": 0.1},
     },

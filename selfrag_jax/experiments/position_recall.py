@@ -27,7 +27,7 @@ from selfrag_jax.reports.page import write_page
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGModel
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.tasks.context_batch import FactText, ListKind, of_facts
+from selfrag_jax.tasks.context_batch import ListKind, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.memory_reader import MemoryReader
@@ -69,7 +69,7 @@ class RecallConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class FullContextConfig(PretrainConfig):
+class FullContextConfig(self_rag.ListsConfig):
   """The training of the full-context models: their lists, and how each model differs from the section `model`."""
 
   text: tuple[ListKind, ...] = (ListKind(16), ListKind(64), ListKind(64, last=16))  # free recall, and a running span
@@ -90,10 +90,9 @@ class Experiment:
 
   base: self_rag.Experiment
   evaluation: RecallConfig
-  pretrain: PretrainConfig
+  pretrain: dict[str, PretrainConfig]  # the phases of pretraining
   full_context: FullContextConfig
   baselines: dict[str, MemoryReader]
-  text: FactText  # training text of the baselines
 
   def task(self, n_facts: int) -> Facts:
     """Return the task with `n_facts` facts in a context."""
@@ -103,17 +102,18 @@ class Experiment:
 
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and build its experiment. Raises ValueError with the fix for a wrong config."""
-  read_config(config, sections({**config, "pretrain": None}))
+  read_config(config, sections({**config, "pretrain": None}))  # the full-context models need this section too
   full_context = settings(FullContextConfig, config["full_context"], "full_context")
   evaluation = settings(RecallConfig, config["evaluation"], "evaluation")
-  pretrain = settings(PretrainConfig, config["pretrain"], "pretrain")
+  pretrain = {
+    name: settings(self_rag.PHASES[name], config[name], name) for name in self_rag.PRETRAINING if name in config
+  }
   base = self_rag.build(config)
   baselines = {}
   for name, changes in full_context.models.items():
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
     baselines[name] = base.reader._replace(model=model, ids=None)  # plain text, without [MEM] and [SEP]
-  text = FactText(base.data.task.variant, full_context.text, base.data.task.seed)
-  return Experiment(base, evaluation, pretrain, full_context, baselines, text)
+  return Experiment(base, evaluation, pretrain, full_context, baselines)
 
 
 def dry_run(experiment: Experiment) -> None:
@@ -133,7 +133,8 @@ def outline(experiment: Experiment) -> dict[str, Any]:
   wrong = np.zeros((2, evaluation.depths))
   curve = Curve(wrong, wrong, wrong, wrong, 0, 0).report()
   again = [name for name, reader in baselines.items() if "pretrain" not in policies or reader.model != base.model]
-  trained = [*base.phases, *(f"pretrain_{name}" for name in again), *(f"full_{name}" for name in baselines)]
+  pretrained = [f"{phase}_{name}" for name in again for phase in experiment.pretrain]
+  trained = [*base.phases, *pretrained, *(f"full_{name}" for name in baselines)]
   report: dict[str, Any] = {
     **dict.fromkeys(("seed", "chance", "wall_seconds"), 0),
     "variant": base.data.task.variant,
@@ -161,7 +162,7 @@ def _conditions(experiment: Experiment, policies: Collection[str]) -> list[str]:
 
 
 def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, params: Params | None) -> Params:
-  """Train a full-context model: on the text of phase 1 like the model with memory, then on long lists.
+  """Train a full-context model: on the text of pretraining like the model with memory, then on long lists.
 
   `params`: those of the model with memory after phase 1, which a model of the same config takes over.
   """
@@ -169,8 +170,13 @@ def train_baseline(experiment: Experiment, name: str, workdir: epath.PathLike, p
   common: Any = {"mesh": base.mesh, "seed": base.config["seed"]}
   take = by_training(workdir, base.loop, {**base.metadata, "model": model.to_dict()})
   if params is None or model != base.model:
-    params = take(Pretrain(f"pretrain_{name}", base.data.rows, model, experiment.pretrain, **common))
-  return take(Pretrain(f"full_{name}", experiment.text.rows, model, experiment.full_context, params=params, **common))
+    params, origin = None, {}
+    for phase, config in experiment.pretrain.items():
+      phase = f"{phase}_{name}"
+      params = take(Pretrain(phase, base.rows(config), model, config, params=params, **common), **origin)
+      origin = {"origin": {"phase": phase, "steps": config.steps}}
+  config = experiment.full_context
+  return take(Pretrain(f"full_{name}", base.rows(config), model, config, params=params, **common))
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:

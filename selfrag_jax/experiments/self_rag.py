@@ -1,11 +1,12 @@
 """The experiment of the Self-RAG memory in three phases: pretraining, training with memory, recall from any position.
 
+The phase `pairs` may come before them: recall forms on lists of names with their codes before sentences are read.
 A config has one section for each phase that it trains. `init` names the workdir of an earlier run: the training goes on
 from the model of that run's last phase, with the phases that follow it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -23,7 +24,7 @@ from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.tasks.context_batch import FactData, ListKind
+from selfrag_jax.tasks.context_batch import FactData, FactText, ListKind
 from selfrag_jax.tasks.facts import Facts
 from selfrag_jax.tasks.text import TextData
 from selfrag_jax.text.chat import visualize_tokenization
@@ -33,7 +34,7 @@ from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.loop import LoopConfig, Phase, checkpoints, train
 from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
-from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
+from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig, Rows
 from selfrag_jax.typing import Params
 
 
@@ -62,7 +63,20 @@ class TextFiles(Checked):
   seed: Seed = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class ListsConfig(PretrainConfig):
+  """Pretraining on lists of its own; by default on pairs of a name and a code, from which recall forms soonest."""
+
+  text: tuple[ListKind, ...] = (
+    ListKind(4, variant="kv"),
+    ListKind(8, variant="kv"),
+    ListKind(16, variant="kv"),
+    ListKind(16, alike=True, variant="kv"),
+  )
+
+
 PHASES: dict[str, type] = {
+  "pairs": ListsConfig,
   "pretrain": PretrainConfig,
   "memory": MemoryPhaseConfig,
   "position_recall": MemoryPhaseConfig,
@@ -74,6 +88,7 @@ SECTIONS = {
   "self_rag": SelfRAGConfig,
   "loop": LoopConfig,
 }
+PRETRAINING = ("pairs", "pretrain")
 UNUSED = ("self_rag.d_model", "self_rag.n_layers", "self_rag.n_heads")  # the section `model` describes the model
 # the scores of a reader on held-out contexts of facts, and of text
 FACT_SCORES, TEXT_SCORES = ("accuracy", "recall_at_1", "loss"), ("loss", "loss_given_gold", "loss_without")
@@ -109,8 +124,8 @@ class Experiment:
   def phase(self, name: str, params: Params | None) -> Pretrain | MemoryPhase:
     """Make a phase that starts from `params` (None: from scratch)."""
     common: Any = {"mesh": self.mesh, "seed": self.config["seed"], "params": params}
-    if name == "pretrain":
-      return Pretrain(name, self.data.rows, self.model, self.phases[name], **common)
+    if name in PRETRAINING:
+      return Pretrain(name, self.rows(self.phases[name]), self.model, self.phases[name], **common)
     if params is None:
       raise ValueError(f"phase {name} trains a model that can read: add a section pretrain, or set init to a workdir")
     if name == "position_recall" and isinstance(self.data, TextData):
@@ -121,6 +136,14 @@ class Experiment:
     demand = "recent" if name == "memory" else "even"
     contexts = lambda step: self.data.contexts("train", range(seen + step * size, seen + (step + 1) * size), demand)
     return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
+
+  def rows(self, config: PretrainConfig) -> Callable[[str, range], Rows]:
+    """Return the rows of a phase of pretraining: its own lists, or the text of the data."""
+    if not isinstance(config, ListsConfig):
+      return self.data.rows
+    if isinstance(self.data, TextData):
+      raise ValueError("phase pairs trains on lists of facts: config.data.name is 'text'; leave the phase out")
+    return FactText(self.data.task.variant, config.text, self.data.task.seed).rows
 
   def planned(self) -> dict[str, Pretrain | MemoryPhase]:
     """Make all phases, each from the shapes of the parameters of the phase before."""

@@ -27,7 +27,9 @@ def tiny(get_config, variant="kv", **changes):
   config.mesh = (8, 1, 1)
   config.model.update(TINY)
   config.self_rag.update(top_k=4)
-  config.pretrain.update(steps=2, batch_size=8, valid_rows=8, needed_loss=0.0)
+  for name in ("pairs", "pretrain"):
+    if name in config:
+      config[name].update(steps=2, batch_size=8, valid_rows=8, needed_loss=0.0)
   for name in ("memory", "position_recall"):
     if name in config:
       config[name].update(steps=2, batch_size=8, needed_loss=0.0)
@@ -149,6 +151,23 @@ def test_a_phase_that_has_not_learned_ends_the_run_and_goes_on_with_more_steps(t
   assert self_rag.last_phase(tmp_path) == "memory"
 
 
+def test_sentences_come_after_pairs_for_every_model(tmp_path):
+  experiment = build(tiny(position_recall.get_config, "sentence"))
+  pairs, base = experiment.pretrain["pairs"], experiment.base
+  assert list(base.phases) == ["pairs", "pretrain", "memory", "position_recall"]
+  assert base.phase("pairs", None).batch(0)["tokens"].tolist() == base.rows(pairs)("train", range(8))["tokens"].tolist()
+  decode = base.data.tokenizer.decode
+  assert "code" not in decode(base.phase("pairs", None).batch(0)["tokens"].ravel())
+  assert "code" in decode(base.phase("pretrain", None).batch(0)["tokens"].ravel())
+  with jax.set_mesh(base.mesh):
+    recall_experiment.train_baseline(experiment, "other", tmp_path, None)
+  assert list(recall_experiment.tokens_of(tmp_path)) == ["pairs_other", "pretrain_other", "full_other"]
+  origin = load_model(tmp_path, "pretrain_other", tokenizer=base.data.tokenizer).metadata["origin"]
+  assert origin == {"phase": "pairs_other", "steps": 2}
+  names = recall_experiment.outline(experiment)["tokens"].keys()
+  assert {"pairs", "pairs_other", "pretrain_other"} <= names
+
+
 def test_the_phases_are_scored_from_their_checkpoints(report, tmp_path):
   _, workdir = report
   before = (workdir / "metrics.jsonl").read_text()
@@ -179,7 +198,7 @@ def test_training_goes_on_where_another_run_ended(report, tmp_path):
   assert list(two.phases) == ["memory"]
   scores = self_rag.run(two, tmp_path / "two")
   assert scores.keys() == {"accuracy", "recall_at_1", "loss"}
-  with pytest.raises(ValueError, match="nowhere has no checkpoints of pretrain, memory"):
+  with pytest.raises(ValueError, match="nowhere has no checkpoints of pairs, pretrain, memory"):
     self_rag.build(tiny(memory.get_config, init=str(tmp_path / "nowhere")))
   with pytest.raises(ValueError, match=r"holds the model .* not "):
     self_rag.build(tiny(memory.get_config, init=str(tmp_path / "one"), model={"d_model": 32}))
@@ -201,6 +220,9 @@ def test_phases_read_text_files(tmp_path, capsys):
   assert self_rag.value_names(experiment) == numbers(report).keys()
   with pytest.raises(ValueError, match="position_recall asks about facts"):
     build(tiny(position_recall.get_config, "text", data=data))
+  lists = {"pairs": pretrain.pretraining(2, 0.0)}
+  with pytest.raises(ValueError, match="phase pairs trains on lists of facts"):
+    self_rag.build({**tiny(pretrain.get_config, "text", data=data), **lists})
 
 
 @pytest.mark.parametrize(
