@@ -7,10 +7,9 @@
 
 Every run uses the config of that name and has a folder of its own. A stopped run is resumed; of a finished run, only
 the report is read. `sweep.json`, `.csv` and `.png` have medians and ranges.
-The recipes of position recall and REFRAG were tuned on the seeds 0 to 5, the reranker's on seed 0. The variants of
-position recall with one question per list were tuned on seed 10 as well: with half the steps of the first phase, one
-variant had not learned to read there. On seed 20 `needle` has not learned it either, whole sentences fail on seed 11,
-and `:mamba` of REFRAG on 21: these recipes are to be changed, and then run on other seeds than those below.
+The recipes of position recall and REFRAG were tuned on the seeds 0 to 5, the reranker's on seed 0. Whole sentences have
+failed once on fresh seeds (10 to 14), the variants with one question per list twice (10, then 20), `:mamba` of REFRAG
+once (20 to 22): these seeds served for tuning then, and the runs below are on others.
 """
 
 from typing import Any
@@ -18,16 +17,16 @@ from typing import Any
 import ml_collections
 
 from configs import position_recall, refrag, rerank
-from configs.pretrain import ONE_QUESTION
+from configs.pretrain import PAIRS
 from selfrag_jax.experiments import sweep
 from selfrag_jax.settings import full_config
 from selfrag_jax.tasks.facts import WORDINGS
 
 # the seeds, and the number of seeds that also train the full-context models, which takes twice as long
-RECALL = {variant: ((20 if variant in ONE_QUESTION else 10,), 0) for variant in WORDINGS}
-RECALL |= {"kv": (range(10, 20), 3), "sentence": (range(10, 15), 1)}
+RECALL = {variant: ((10 if variant in PAIRS else 30,), 0) for variant in WORDINGS}
+RECALL |= {"kv": (range(10, 20), 3), "sentence": (range(30, 35), 1)}
 RERANK = range(3)
-SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(20, 23)}
+SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(30, 33)}
 
 
 def get_config(which: str = "all") -> ml_collections.ConfigDict:
