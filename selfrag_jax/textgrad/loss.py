@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfrag_jax.textgrad.autograd import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.checks import check_tags, check_texts
 from selfrag_jax.textgrad.engine import EngineLM
-from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.replies import parse_tags
 from selfrag_jax.textgrad.resolve import resolve_engine
 from selfrag_jax.textgrad.variable import Variable, check_variable, check_variables
