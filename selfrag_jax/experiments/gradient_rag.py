@@ -69,19 +69,15 @@ def build(config: Mapping[str, Any]) -> Experiment:
   config = read_config(config, SECTIONS)
   for name in ("engines", "rag", "optimizer", "budget"):  # fill in the keys that the config leaves out
     config[name] = dataclasses.asdict(settings(SECTIONS[name], config[name], name))
-  if config["budget"]["cost"] and not (config["budget"]["prompt_price"] or config["budget"]["completion_price"]):
+  budget = config["budget"]
+  if budget["cost"] and not (budget["prompt_price"] or budget["completion_price"]):
     raise ValueError("config.budget.cost needs config.budget.prompt_price or completion_price, of a million tokens")
   try:
     task = in_utf8(make_task(config["task"], config["seed"]))
   except RecursionError:
     raise ValueError(f"{config['task'].get('path')} is nested too deeply to be a file of cases") from None
-  budget = config["budget"]
-  account = tg.Account(
-    budget["tokens"] or None,
-    budget["cost"] or None,
-    prompt_price=budget["prompt_price"],
-    completion_price=budget["completion_price"],
-  )
+  prices = {name: budget[name] for name in ("prompt_price", "completion_price")}
+  account = tg.Account(budget["tokens"] or None, budget["cost"] or None, **prices)
   engines = {}
   for part, section in config["engines"].items():
     try:
@@ -283,13 +279,7 @@ def _optimizer(experiment: Experiment, texts: Sequence[tg.Variable], store: tg.G
     remembering = {"use_gradient_rag": True, "gradient_store": store, "rag": tg.RagConfig(**rag)}
   tolerance = 0.0 if experiment.config["optimizer"]["reject_worse"] else float("inf")
   accept = tg.HeldOut(lambda: float(experiment.scores([text.value for text in texts], "valid").mean()), tolerance)
-  return tg.TGD(
-    texts,
-    engine=experiment.engines["optimizer"],
-    accept=accept,
-    **section,
-    **remembering,
-  )
+  return tg.TGD(texts, engine=experiment.engines["optimizer"], accept=accept, **section, **remembering)
 
 
 def _step(

@@ -2,7 +2,7 @@
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,8 @@ def read_metrics(workdir: epath.PathLike, phase: str, name: str) -> tuple[list[i
 
 def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   """Draw `report.png`: exact match over the steps of reinforcement, with the reference lines of the report."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
-  figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+  figure = new_figure(8, 4.5)
+  axes = figure.subplots()
   sampled = read_metrics(workdir, "rl", "exact_match")
   steps, greedy = read_metrics(workdir, "rl", "eval/exact_match")
   _, before = read_metrics(workdir, "sft", "eval/exact_match")  # on the same questions
@@ -51,10 +47,8 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   )
   last = max(sampled[0], default=1)
   for name, (color, label) in REFERENCES.items():
-    if name not in report["em"]:
-      continue
-    value = report["em"][name]
-    axes.axhline(value, color=color, linestyle="--", linewidth=1.2, label=f"{label} ({value:.2f})")
+    if (value := report["em"].get(name)) is not None:
+      axes.axhline(value, color=color, linestyle="--", linewidth=1.2, label=f"{label} ({value:.2f})")
   axes.axhline(report["chance"], color="black", linestyle=":", linewidth=1, label=f"chance ({report['chance']:.2f})")
   low, high = report["em_interval"]["refrag"]
   axes.errorbar(
@@ -67,7 +61,7 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   axes.set_title(f"{report['task']}, blocks {pattern}, {report['parameters']:,} parameters, seed {report['seed']}")
   axes.grid(alpha=0.25)
   axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-  _publish(figure, epath.Path(workdir) / "report.png")
+  write_bytes_atomic(epath.Path(workdir) / "report.png", png_of(figure))
 
 
 # accuracy at relative depths 0, 1/4, 1/2, 3/4, 1, in percent (Liu et al. 2023, arXiv 2307.03172)
@@ -91,50 +85,20 @@ CONDITIONS = {
 
 def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   """Draw `position_recall.png`: accuracy over depth with 95 % bands for each length, and recall of the retriever."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
   lengths = report["n_facts"]
-  figure, panels = plt.subplots(
-    1, len(lengths) + 1, figsize=(4.6 * (len(lengths) + 1), 4.6), sharey=True, layout="constrained"
-  )
-  for panel, n in zip(panels, lengths, strict=False):
-    suffix = "" if n == lengths[0] else f"_{n}"
-    depth = [position / (n - 1) for position in report["depths"][str(n)]]
-    if n == lengths[0]:
-      for i, (name, curve) in enumerate(PUBLISHED.items()):
-        panel.plot(
-          [0, 0.25, 0.5, 0.75, 1], [x / 100 for x in curve], color="#b0b0b0", linewidth=0.9,
-          linestyle=("-", "--", ":", "-.")[i], label=f"{name} (published)",
-        )  # fmt: skip
-    for name, (color, label) in CONDITIONS.items():
-      if (curve := report["conditions"].get(name + suffix)) is None:
-        continue
-      low, high = zip(*curve["interval_by_depth"], strict=True)
-      panel.fill_between(depth, low, high, color=color, alpha=0.15, linewidth=0)
-      panel.plot(
-        depth, curve["accuracy_by_depth"], color=color, marker="o", markersize=2.5,
-        **_weight(name), label=None if suffix else _seen(name, label, curve),
-      )  # fmt: skip
-    panel.axhline(
-      report["chance"], color="black", linestyle=":", linewidth=0.8, label="chance" if n == lengths[0] else None
-    )
-    panel.set(title=f"{n} facts", xlabel="relative depth of the needed fact", ylim=(-0.02, 1.02), xlim=(0, 1))
-    panel.grid(alpha=0.25)
+  figure = new_figure(4.6 * (len(lengths) + 1), 4.6)
+  *panels, retriever = figure.subplots(1, len(lengths) + 1, sharey=True)
+  _draw_published(panels[0], PUBLISHED)
+  _draw_conditions(panels, [report], alpha=0.15)
   panels[0].set_ylabel("accuracy")
-  retriever = panels[-1]
   for i, n in enumerate(lengths):
-    curve = report["conditions"]["memory" + ("" if n == lengths[0] else f"_{n}")]
-    depth = [position / (n - 1) for position in report["depths"][str(n)]]
+    curve = report["conditions"][_condition("memory", n, lengths)]
     for name, key, style in (
       (f"recall@{curve['budget']}", "recall_by_depth", "-"),
       ("recall@1", "recall_at_1_by_depth", "--"),
     ):
-      retriever.plot(
-        depth, curve[key], style, color=("#08519c", "#d95f02", "#2a9d3a")[i % 3], label=f"{name}, {n} facts"
-      )
+      color = ("#08519c", "#d95f02", "#2a9d3a")[i % 3]
+      retriever.plot(_depths(report, n), curve[key], style, color=color, label=f"{name}, {n} facts")
   retriever.set(title="retriever", xlabel="relative depth of the needed fact", xlim=(0, 1))
   retriever.grid(alpha=0.25)
   retriever.legend(fontsize=8, loc="lower left")
@@ -142,42 +106,64 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
   figure.suptitle(
     f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
   )
-  _publish(figure, epath.Path(workdir) / "position_recall.png")
+  write_bytes_atomic(epath.Path(workdir) / "position_recall.png", png_of(figure))
 
 
 def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[str, Any]]) -> None:
   """Draw the median accuracy over depth of several runs of a variant, and the range between the lowest and highest."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
   lengths = reports[0]["n_facts"]
-  figure, panels = plt.subplots(
-    1, len(lengths), figsize=(4.8 * len(lengths), 4.6), sharey=True, squeeze=False, layout="constrained"
-  )
-  for panel, n in zip(panels[0], lengths, strict=True):
-    depth = [position / (n - 1) for position in reports[0]["depths"][str(n)]]
+  figure = new_figure(4.8 * len(lengths), 4.6)
+  panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+  _draw_conditions(panels, reports, alpha=0.2, of_runs=True)
+  panels[0].set_ylabel("accuracy: median and range of the runs")
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+  figure.suptitle(f"Recall by position: {reports[0]['variant']}, seeds {_ranges([r['seed'] for r in reports])}")
+  write_bytes_atomic(path, png_of(figure))
+
+
+def _draw_conditions(
+  panels: Sequence[Any], reports: Sequence[Mapping[str, Any]], *, alpha: float, of_runs: bool = False
+) -> None:
+  """Draw the accuracy of each condition over depth, one panel per length, each curve in a band.
+
+  The band is the range of the runs, or the 95 % interval of the only report.
+  """
+  lengths = reports[0]["n_facts"]
+  for panel, n in zip(panels, lengths, strict=True):
+    depth = _depths(reports[0], n)
     for name, (color, label) in CONDITIONS.items():
-      key = name if n == lengths[0] else f"{name}_{n}"
+      key = _condition(name, n, lengths)
       curves = [report["conditions"][key] for report in reports if key in report["conditions"]]
       if not curves:
         continue
       each = np.array([curve["accuracy_by_depth"] for curve in curves])
-      panel.fill_between(depth, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
-      runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
+      low, high = (each.min(axis=0), each.max(axis=0)) if of_runs else np.transpose(curves[0]["interval_by_depth"])
+      runs = f", {len(curves)} run{'s' * (len(curves) > 1)}" if of_runs else ""
+      panel.fill_between(depth, low, high, color=color, alpha=alpha, linewidth=0)
       panel.plot(
         depth, np.median(each, axis=0), color=color, marker="o", markersize=2.5, **_weight(name),
-        label=f"{_seen(name, label, curves[0])}, {runs}",
+        label=_seen(name, label, curves[0]) + runs,
       )  # fmt: skip
     panel.axhline(reports[0]["chance"], color="black", linestyle=":", linewidth=0.8, label="chance")
     panel.set(title=f"{n} facts", xlabel="relative depth of the needed fact", ylim=(-0.02, 1.02), xlim=(0, 1))
     panel.grid(alpha=0.25)
-  panels[0][0].set_ylabel("accuracy: median and range of the runs")
-  entries = panels[0][0].get_legend_handles_labels()
-  figure.legend(*entries, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-  figure.suptitle(f"Recall by position: {reports[0]['variant']}, seeds {_ranges([r['seed'] for r in reports])}")
-  _publish(figure, epath.Path(path))
+
+
+def _draw_published(panel: Any, names: Iterable[str]) -> None:
+  for name, linestyle in zip(PUBLISHED, ("-", "--", ":", "-."), strict=True):
+    if name in names:
+      shares = [percent / 100 for percent in PUBLISHED[name]]
+      label = f"{name} (published)"
+      panel.plot([0, 0.25, 0.5, 0.75, 1], shares, color="#b0b0b0", linewidth=0.9, linestyle=linestyle, label=label)
+
+
+def _depths(report: Mapping[str, Any], n: int) -> list[float]:
+  return [position / (n - 1) for position in report["depths"][str(n)]]
+
+
+def _condition(name: str, n: int, lengths: Sequence[int]) -> str:
+  """Return the name that a condition with n facts has in a report: at the first length, the name alone."""
+  return name if n == lengths[0] else f"{name}_{n}"
 
 
 def _seen(name: str, label: str, curve: Mapping[str, Any]) -> str:
@@ -203,20 +189,11 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   """Draw `documents.png`: accuracy over the place of the gold document, one panel per file."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
   files = report["files"]
-  figure, panels = plt.subplots(
-    1, len(files), figsize=(6.4 * len(files), 5.6), sharey=True, squeeze=False, layout="constrained"
-  )
-  for panel, (name, curves) in zip(panels[0], files.items(), strict=True):
-    for i, (published, curve) in enumerate(PUBLISHED.items()):
-      if ("keys" in published) == ("kv" in name):
-        style = {"color": "#b0b0b0", "linewidth": 0.9, "linestyle": ("-", "--", ":", "-.")[i]}
-        panel.plot([0, 0.25, 0.5, 0.75, 1], [x / 100 for x in curve], label=f"{published} (published)", **style)
+  figure = new_figure(6.4 * len(files), 5.6)
+  panels = figure.subplots(1, len(files), sharey=True, squeeze=False)[0]
+  for panel, (name, curves) in zip(panels, files.items(), strict=True):
+    _draw_published(panel, [published for published in PUBLISHED if ("keys" in published) == ("kv" in name)])
     numbers = sorted(int(key.removeprefix("full_")) for key in curves if key.startswith("full_"))
     for i, n in enumerate(numbers):
       key, color = f"full_{n}", ("#6baed6", "#2171b5", "#08306b")[i % 3]
@@ -233,21 +210,15 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
     panel.set_xlabel("relative place of the document that answers")
     panel.grid(alpha=0.25)
     panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
-  panels[0][0].set_ylabel("accuracy")
+  panels[0].set_ylabel("accuracy")
   figure.suptitle(f"Recall by position on real documents: {report['config']['model']}")
-  _publish(figure, epath.Path(workdir) / "documents.png")
+  write_bytes_atomic(epath.Path(workdir) / "documents.png", png_of(figure))
 
 
 def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
   """Draw nDCG@10 of each retriever with its interval, and its time per query, into a file."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
-  figure, (left, right) = plt.subplots(
-    1, 2, figsize=(9, 1.6 + 0.45 * len(names)), width_ratios=(3, 2), sharey=True, layout="constrained"
-  )
+  figure = new_figure(9, 1.6 + 0.45 * len(names))
+  left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
   rows = range(len(names))
   means = [report[f"{name}.ndcg@10"] for name in names]
   low, high = zip(*(report[f"{name}.ndcg@10_interval"] for name in names), strict=True)
@@ -264,7 +235,7 @@ def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Seque
   right.set(xscale="log", xlabel="ms a query", xlim=(min(times) / 3, max(times) * 4))
   counts = {"documents": "documents", "queries": "queries", "test.queries": "test queries"}
   figure.suptitle(", ".join(f"{report[key]:,} {what}" for key, what in counts.items() if key in report))
-  _publish(figure, epath.Path(path))
+  write_bytes_atomic(path, png_of(figure))
 
 
 def short(name: str) -> str:
@@ -274,13 +245,9 @@ def short(name: str) -> str:
 
 def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
   """Draw `sweep.png`: the shown numbers of each run of each group, and their medians."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
   rows = [(group, name, found["values"][name]) for group, found in summary.items() for name in found["shown"]]
-  figure, axes = plt.subplots(figsize=(8, 1.2 + 0.24 * max(len(rows), 1)), layout="constrained")
+  figure = new_figure(8, 1.2 + 0.24 * max(len(rows), 1))
+  axes = figure.subplots()
   before = None
   for y, (group, _, value) in enumerate(rows):
     each = [number for _, number in value["of_runs"]]
@@ -294,13 +261,18 @@ def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
   axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5))
   axes.set_title("each run a dot, the median a line", fontsize=9, loc="left")
   axes.grid(alpha=0.25, axis="x")
-  _publish(figure, epath.Path(workdir) / "sweep.png")
+  write_bytes_atomic(epath.Path(workdir) / "sweep.png", png_of(figure))
 
 
-def _publish(figure: Any, path: epath.Path) -> None:
-  import matplotlib.pyplot as plt
+def new_figure(width: float, height: float) -> Any:
+  """Make an empty figure, in inches. It has no window, so it needs no screen and nothing must be closed."""
+  from matplotlib.figure import Figure
 
+  return Figure(figsize=(width, height), layout="constrained")
+
+
+def png_of(figure: Any, dpi: int = 150) -> bytes:
+  """Return a figure as a PNG file."""
   png = io.BytesIO()
-  figure.savefig(png, format="png", dpi=150)
-  plt.close(figure)
-  write_bytes_atomic(path, png.getvalue())
+  figure.savefig(png, format="png", dpi=dpi)
+  return png.getvalue()

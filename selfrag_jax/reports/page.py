@@ -21,14 +21,13 @@ ins { background: #d3f5d9; text-decoration: none } del { background: #fbd9d7 } p
 def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   """Write `position_recall.html`, a self-contained file, from the report and `position_recall.png`."""
   workdir = epath.Path(workdir)
-  figure = base64.b64encode((workdir / "position_recall.png").read_bytes()).decode()
   conditions = []
   for name, c in report["conditions"].items():
     shape = f"{c['u']:+.3f}", f"{c['range_upper']:.3f}"
     conditions.append((name, c["budget"], f"{c['accuracy']:.3f}", f"{c['worst']:.3f}", *shape, c["n"]))
   parts = [
     f"<h1>Recall by position: {escape(report['variant'])}, seed {report['seed']}</h1>",
-    f'<img alt="Accuracy over the depth of the needed fact" src="data:image/png;base64,{figure}">',
+    image((workdir / "position_recall.png").read_bytes(), "Accuracy over the depth of the needed fact"),
     "<h2>Checks</h2>",
     table(("", "value", "bound", ""), map(_check, report["checks"].items())),
     "<h2>Conditions</h2>",
@@ -49,6 +48,11 @@ def render(title: str, parts: Iterable[str]) -> bytes:
   """Return a page, encoded, whose body are `parts`, which are HTML."""
   head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
   return (head + "".join(parts)).encode()
+
+
+def image(png: bytes, description: str) -> str:
+  """Return a PNG image as HTML that needs no other file."""
+  return f'<img alt="{description}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def _check(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:

@@ -1,9 +1,7 @@
 """The report of a prompt optimization as an HTML page: scores over the steps, versions as diffs, past critiques."""
 
-import base64
 import difflib
 import html
-import io
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.reports.page import render, table
+from selfrag_jax.reports.figures import new_figure, png_of
+from selfrag_jax.reports.page import image, render, table
 from selfrag_jax.storage.atomic import write_bytes_atomic
 
 CRITIQUES = 20  # rows in the table of the past critiques that were shown most often
@@ -43,7 +42,7 @@ def write(workdir: epath.Path, report: Mapping[str, Any], history: Sequence[Mapp
   ]
   parts = [
     f"<h1>{html.escape(str(report['config']['task']['name']))}: what criticism made of it</h1>",
-    f'<img alt="Scores over the steps" src="data:image/png;base64,{base64.b64encode(figure).decode()}">',
+    image(figure, "Scores over the steps"),
     table(("", ""), numbers),
     *(
       f"<h2>{html.escape(text['role'])}: at first, and in the end</h2>"
@@ -140,27 +139,15 @@ def _folded(what: str, lines: Sequence[str]) -> str:
 
 def _figure(history: Sequence[Mapping[str, Any]], epoch: float) -> bytes:
   """Draw the validation score, the share of right answers in each batch, and a line after every `epoch` steps."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
-  figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+  figure = new_figure(8, 4)
+  axes = figure.subplots()
   asked = [row for row in history if "cases" in row]
-  axes.plot(
-    [row["step"] + 1 for row in asked],
-    [row["right"] / row["cases"] for row in asked],
-    ".",
-    color="#bdbdbd",
-    label="batch",
-  )
+  shares = [row["right"] / row["cases"] for row in asked]
+  axes.plot([row["step"] + 1 for row in asked], shares, ".", color="#bdbdbd", label="batch")
   known = [row for row in history if row["valid"] is not None]
   axes.step([row["step"] + 1 for row in known], [row["valid"] for row in known], where="post", label="validation")
   axes.set(xlabel="step", ylabel="right", ylim=(-0.02, 1.02))
   for end in range(1, int((len(history) - 1) / epoch) + 1):
     axes.axvline(end * epoch, color="#dddddd", linestyle=":", label="epochs" if end == 1 else None, zorder=0)
   axes.legend(loc="lower right")
-  data = io.BytesIO()
-  figure.savefig(data, format="png", dpi=120)
-  plt.close(figure)
-  return data.getvalue()
+  return png_of(figure, dpi=120)

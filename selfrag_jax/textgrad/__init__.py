@@ -8,9 +8,7 @@ not import JAX.
 
 from selfrag_jax.textgrad import autograd, tasks
 from selfrag_jax.textgrad.accept import Accept, HeldOut, Verdict
-from selfrag_jax.textgrad.endpoint import ChatExternalClient, OpenAIEngine
-from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
-from selfrag_jax.textgrad.functions import (
+from selfrag_jax.textgrad.autograd import (
   BlackboxLLM,
   FormattedLLMCall,
   LLMCall,
@@ -23,6 +21,8 @@ from selfrag_jax.textgrad.functions import (
   llm_call,
   sum,
 )
+from selfrag_jax.textgrad.endpoint import ChatExternalClient, OpenAIEngine
+from selfrag_jax.textgrad.engine import CallableEngine, EngineLM, MeteredEngine
 from selfrag_jax.textgrad.gradient_rag import RagConfig
 from selfrag_jax.textgrad.gradient_store import Critique, GradientStore, GradientStoreError
 from selfrag_jax.textgrad.limits import Account, BudgetError, ContextBudgetError, EngineCache, EngineError

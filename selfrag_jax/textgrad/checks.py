@@ -11,7 +11,7 @@ LARGEST = 2**31 - 1
 def check_text(value: Any, name: str) -> str:
   """Return a text. Raises TypeError for another value, ValueError for a text that UTF-8 cannot hold."""
   if not isinstance(value, str):
-    raise TypeError(f"{name} must be text (str), not {_kind(value)}")
+    raise TypeError(f"{name} must be text (str), not {kind_of(value)}")
   if not value.isascii():
     try:
       value.encode()
@@ -33,7 +33,7 @@ def check_list(values: Any, name: str, what: str) -> list[Any]:
   if values is None:
     return []
   if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-    raise TypeError(f"{name} must be a list of {what}, not {_kind(values)}; write [...] around it")
+    raise TypeError(f"{name} must be a list of {what}, not {kind_of(values)}; write [...] around it")
   return list(values)
 
 
@@ -48,7 +48,7 @@ def check_tags(values: Any, name: str, default: Sequence[str]) -> list[str]:
 def check_count(value: Any, name: str) -> int:
   """Return an integer of at least 0. Raises TypeError or ValueError."""
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-    raise TypeError(f"{name} must be an integer, not {_kind(value)}")
+    raise TypeError(f"{name} must be an integer, not {kind_of(value)}")
   count = int(value)
   if count < 0:
     raise ValueError(f"{name} = {count} must be at least 0")
@@ -67,5 +67,11 @@ def did_you_mean(meant: str) -> str:
   return f" (did you mean {meant!r}?)" if meant else ""
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+  """Return the name of a value's type, or of the class that a value is."""
   return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def clip(text: str, length: int = 300) -> str:
+  """Return the beginning of a long text, and a short text as it is."""
+  return text if len(text) <= length else text[:length] + " …"

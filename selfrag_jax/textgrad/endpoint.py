@@ -8,7 +8,7 @@ import threading
 import urllib.parse
 from typing import Any
 
-from selfrag_jax.textgrad.checks import check_text
+from selfrag_jax.textgrad.checks import check_text, clip
 from selfrag_jax.textgrad.engine import MeteredEngine
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 
@@ -107,7 +107,7 @@ class OpenAIEngine(MeteredEngine):
     else:
       text = self._without_key(text)  # `generate` refuses an empty text after its cost is booked
       return Completion(text, *(getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")))
-    raise EngineError(_short(self._without_key(f"{self._where()} {failed}")))  # no cause holds the request
+    raise EngineError(clip(self._without_key(f"{self._where()} {failed}")))  # no cause holds the request
 
   def _refused(self, error: Any) -> str:
     if 300 <= error.status_code < 400:
@@ -131,7 +131,10 @@ class OpenAIEngine(MeteredEngine):
   def _connect(self) -> Any:
     with self._lock:
       if self._client is None:
-        openai = _openai()
+        try:
+          import openai
+        except ImportError:
+          raise ImportError("engines behind an endpoint need the package openai: pip install openai") from None
         from selfrag_jax.textgrad.http_client import BoundedClient  # needs httpx, as openai does
 
         self._client = openai.OpenAI(
@@ -147,14 +150,6 @@ class OpenAIEngine(MeteredEngine):
     return f"{self.model_string} at {self.base_url or 'OpenAI'}"
 
 
-def _openai() -> Any:
-  try:
-    import openai
-  except ImportError:
-    raise ImportError("engines behind an endpoint need the package openai: pip install openai") from None
-  return openai
-
-
 def _is_openai(url: str | None) -> bool:
   """Tell whether an address is OpenAI's own. Raises ValueError for an invalid address, or one with a password."""
   if url is None:
@@ -168,13 +163,10 @@ def _is_openai(url: str | None) -> bool:
     raise ValueError("base_url holds a user's name or a password (before @); give api_key or api_key_env instead")
   if "?" in url or "#" in url:  # each call appends its path; the part after ? may be a key
     raise ValueError("base_url goes on after its path, by ? or #; give such parameters as extra_query={...}")
-  if parts.scheme not in ("http", "https") or not parts.hostname or not _is_printable(url):
-    raise ValueError(f"base_url = {_short(url)!r} is no address such as http://localhost:8000/v1")
+  is_printable = url.isprintable() and not any(c.isspace() or c == "\\" for c in url)
+  if parts.scheme not in ("http", "https") or not parts.hostname or not is_printable:
+    raise ValueError(f"base_url = {clip(url)!r} is no address such as http://localhost:8000/v1")
   return parts.scheme == "https" and parts.hostname in OPENAI_HOSTS and port in (None, 443)
-
-
-def _is_printable(url: str) -> bool:
-  return url.isprintable() and not any(c.isspace() or c == "\\" for c in url)
 
 
 def _checked(key: str, variable: str | None) -> str:
@@ -227,7 +219,3 @@ def _part(part: str | bytes) -> dict[str, Any]:
   if kind is None:
     raise ValueError("the image is no PNG, JPEG, GIF or WebP")
   return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(part).decode()}"}}
-
-
-def _short(message: str) -> str:
-  return message if len(message) <= 300 else message[:300] + " …"

@@ -1,10 +1,11 @@
 """The choice of past critiques for an optimizer's prompt: those of similar cases, in a budget of tokens."""
 
+import bisect
 import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from selfrag_jax.memory.diversity import diverse_order
 from selfrag_jax.textgrad.gradient_store import GradientStore, PastCritique
 from selfrag_jax.textgrad.limits import Content, estimate_tokens
 
+T = TypeVar("T")
 MERGES = ("concatenate", "mmr", "cluster", "outcome")
 
 
@@ -123,26 +125,18 @@ def format_past(critique: PastCritique, is_recent: bool) -> str:
 
 def fit(parts: Sequence[list[Any]], budget: int, count_tokens: Callable[[Content | None], int]) -> list[list[Any]]:
   """Keep as many of the newest parts as a budget of tokens allows, in order; the newest is cut if it is too long."""
-  kept: list[list[Any]] = []
-  for part in reversed(parts):
-    cost = count_tokens(part)
-    if cost > budget:
-      if not kept:
-        kept.append([cut(part[-1], budget, count_tokens)])
-      break
-    kept.append(part)
-    budget -= cost
-  return kept[::-1]
+  kept = newest(parts, budget, count_tokens)
+  return kept if kept or not parts else [[cut(parts[-1][-1], budget, count_tokens)]]
 
 
-def newest(lines: Sequence[str], budget: int, count_tokens: Callable[[Content | None], int]) -> list[str]:
-  """Keep as many of the last lines as a budget of tokens allows, each whole, in their order."""
-  kept: list[str] = []
-  for line in reversed(lines):
-    budget -= count_tokens(line)
+def newest(items: Sequence[T], budget: int, count_tokens: Callable[[T], int]) -> list[T]:
+  """Keep as many of the last items as a budget of tokens allows, each whole, in their order."""
+  kept: list[T] = []
+  for item in reversed(items):
+    budget -= count_tokens(item)
     if budget < 0:
       break
-    kept.append(line)
+    kept.append(item)
   return kept[::-1]
 
 
@@ -150,11 +144,7 @@ def cut(text: str, budget: int, count_tokens: Callable[[Content | None], int]) -
   """Leave out the middle of a text until it has at most `budget` tokens."""
   if count_tokens(text) <= budget:
     return text
-  low, high = 0, len(text)
-  while low < high:
-    middle = (low + high + 1) // 2
-    low, high = (middle, high) if count_tokens(_ends(text, middle)) <= budget else (low, middle - 1)
-  return _ends(text, low)
+  return _ends(text, bisect.bisect(range(1, len(text)), budget, key=lambda length: count_tokens(_ends(text, length))))
 
 
 def _ends(text: str, length: int) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -246,17 +246,16 @@ class GradientStore:
 
   def note_outcome(self, ids: Iterable[str], accepted: bool, delta: float | None) -> None:
     """Record whether the change that followed some critiques was accepted, and how much it changed the score."""
-    for id in ids:
-      if id in self._memory:
-        self._memory.update(id, metadata={"accepted": accepted, "delta": delta})
-        self._note_changes(1)
+    self._update(ids, lambda facts: {"accepted": accepted, "delta": delta})
 
   def note_use(self, ids: Iterable[str], helped: bool) -> None:
     """Record that critiques were shown to the optimizer again, and whether the change that followed was better."""
+    self._update(ids, lambda facts: {"uses": facts["uses"] + 1, "helped": facts["helped"] + helped})
+
+  def _update(self, ids: Iterable[str], changed: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
     for id in ids:
       if id in self._memory:
-        old = self._memory.get(id).metadata
-        self._memory.update(id, metadata={"uses": old["uses"] + 1, "helped": old["helped"] + helped})
+        self._memory.update(id, metadata=changed(self._memory.get(id).metadata))
         self._note_changes(1)
 
   def read(self, id: str) -> Critique:

@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from selfrag_jax.textgrad.checks import clip
+
 WIDTH, LONGEST = 40, 600  # characters of a line, and of a text
 
 
@@ -31,7 +33,6 @@ def draw(nodes: Sequence[Any], print_gradients: bool = False) -> Any:
 
 
 def _wrapped(text: str) -> str:
-  text = text if len(text) <= LONGEST else text[:LONGEST] + " …"
   # Graphviz refuses control characters, escaped or not
-  plain = "".join(c if c.isprintable() else " " for c in text)
+  plain = "".join(c if c.isprintable() else " " for c in clip(text, LONGEST))
   return "<br align='left'/>".join(html.escape(line) for line in textwrap.wrap(plain, WIDTH)) or " "

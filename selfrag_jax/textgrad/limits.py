@@ -87,8 +87,7 @@ class Account:
     self.max_tokens, self.max_cost = max_tokens, max_cost
     self.book: EngineCache | None = None
     self._prices = prompt_price, completion_price
-    for name in COUNTS:
-      setattr(self, name, 0)
+    vars(self).update(_nothing())
     self._begin()
     _forked.add(self)
 
@@ -157,8 +156,7 @@ class Account:
     with self._booking:
       booked = self.book.spent()
       with self._settled:
-        for name, n in _merge(booked, self._unbooked).items():
-          setattr(self, name, n)
+        vars(self).update(_merge(booked, self._unbooked))
 
   def _over(self, call: "_Call") -> str:
     """Return a message if a call could overspend beside the running calls, else an empty text."""
@@ -172,27 +170,20 @@ class Account:
     return ""
 
   def _note(self, completion: Completion, key: str = "", text: str = "") -> None:
-    counts = {
-      "calls": 1,
-      "prompt_tokens": completion.prompt_tokens,
-      "completion_tokens": completion.completion_tokens,
-      "largest_prompt": completion.prompt_tokens,
-    }
+    prompt, answer = completion.prompt_tokens, completion.completion_tokens
+    counts = {"calls": 1, "prompt_tokens": prompt, "completion_tokens": answer, "largest_prompt": prompt}
     with self._booking:  # no other thread books this call without its answer
-      with self._settled:
-        self._add(counts)
+      self._add(counts)
       self._save(key, text)
 
   def note_cached(self) -> None:
     """Count a call that the cache answered; it costs nothing."""
-    with self._settled:
-      self._add({"cached_calls": 1})
+    self._add({"cached_calls": 1})
 
   def _add(self, counts: Mapping[str, int]) -> None:
-    _merge(self._unbooked, counts)
-    for name, total in _merge(self.state(), counts).items():
-      if name in COUNTS:
-        setattr(self, name, total)
+    with self._settled:
+      _merge(self._unbooked, counts)
+      _merge(vars(self), counts)
 
   def save(self) -> None:
     """Book the counts that are not booked yet. Raises EngineError if that fails; the next call tries again."""
@@ -224,9 +215,8 @@ class Account:
     if wrong := [name for name, n in counts.items() if type(n) is not int or not 0 <= n <= LARGEST]:
       raise ValueError(f"{wrong[0]} = {str(counts[wrong[0]])[:50]} is no number of calls or tokens")
     with self._settled:
-      for name, n in counts.items():
-        self._unbooked[name] = n
-        setattr(self, name, n)
+      self._unbooked.update(counts)
+      vars(self).update(counts)
 
   def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
     return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
@@ -245,7 +235,7 @@ _around: contextvars.ContextVar[tuple[_Call, ...]] = contextvars.ContextVar("cal
 
 
 def _nothing() -> dict[str, int]:
-  return {name: 0 for name in COUNTS}
+  return dict.fromkeys(COUNTS, 0)
 
 
 def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
@@ -255,15 +245,8 @@ def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 _forked: weakref.WeakSet[Any] = weakref.WeakSet()  # objects with locks, which a fork may find held by no thread
-
-
-def _begin_in_fork() -> None:
-  for shared in list(_forked):
-    shared._begin()
-
-
 if hasattr(os, "register_at_fork"):
-  os.register_at_fork(after_in_child=_begin_in_fork)
+  os.register_at_fork(after_in_child=lambda: [shared._begin() for shared in list(_forked)])
 
 
 class EngineCache:

@@ -1,11 +1,10 @@
 """Losses: language models that judge a variable."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from selfrag_jax.textgrad.autograd import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.checks import check_tags, check_texts
 from selfrag_jax.textgrad.engine import EngineLM
-from selfrag_jax.textgrad.functions import FormattedLLMCall, LLMCall, Module, OrderedFieldsMultimodalLLMCall
 from selfrag_jax.textgrad.replies import parse_tags
 from selfrag_jax.textgrad.resolve import resolve_engine
 from selfrag_jax.textgrad.variable import Variable, check_variable, check_variables
@@ -131,13 +130,9 @@ class ImageQALoss(Module):
   def forward(self, image: Variable, question: Variable, response: Variable) -> Variable:
     """Judge the response."""
     check_variable(response, "the response")
-    values: Mapping[str, Any] = {
-      "Evaluation Instruction": self.evaluation_instruction,
-      "Question": question,
-      "Image": image,
-      "Answer": response,
-    }
-    return self.multimodal_llm_call(values, response_role_description=f"evaluation of the {response.role_description}")
+    values = (self.evaluation_instruction, question, image, response)
+    inputs = dict(zip(self.multimodal_llm_call.fields, values, strict=True))
+    return self.multimodal_llm_call(inputs, response_role_description=f"evaluation of the {response.role_description}")
 
 
 def _fixed(value: Variable | str, role: str) -> Variable:

@@ -153,10 +153,7 @@ class TextualGradientDescent(Optimizer):
     plans = [self._plan(parameter) for parameter in self.parameters]
     candidates = self._propose([content for content, _, _ in plans])
     olds = [p.get_value() for p in self.parameters]
-    if candidates == olds:
-      verdict = Verdict(True)
-    else:
-      verdict = Verdict(True) if self.accept is None else self.accept(self.parameters, candidates)
+    verdict = Verdict(True) if self.accept is None or candidates == olds else self.accept(self.parameters, candidates)
     updates = []
     for parameter, old, new, (_, past, stored) in zip(self.parameters, olds, candidates, plans, strict=True):
       updates.append(Update(parameter, old, new, verdict, past, stored))
@@ -226,7 +223,7 @@ class TextualGradientDescent(Optimizer):
     self, parameter: Variable, parts: Sequence[list[Any]], past: Sequence[str], memory: Sequence[str]
   ) -> Content:
     """Return the prompt with as many of the last steps as the engine's context has room for."""
-    versions = [f"\nVersion {i}: {text}\n" for i, text in enumerate(self._versions[parameter], 1)]
+    versions = [f"\nVersion {i}: {text}" for i, text in enumerate(self._versions[parameter], 1)]
 
     def prompt(steps: int) -> Content:
       return self._prompt(parameter, parts, past, _last(memory, steps), _last(versions, steps))
@@ -256,17 +253,15 @@ class TextualGradientDescent(Optimizer):
     versions: Sequence[str],
   ) -> Content:
     fields = {"variable_desc": parameter.role_description, "variable_value": parameter.get_value(), **self._tags}
+    records = {
+      prompts.PAST_FEEDBACK: past,
+      prompts.GRADIENT_MEMORY: memory,
+      prompts.MOMENTUM: versions,
+      prompts.CONSTRAINTS: self.constraints and [self.constraint_text],
+      prompts.EXAMPLES: self.in_context_examples,
+    }
     after = [fill(prompts.UPDATE_END, **fields)]
-    if past:
-      after.append(fill(prompts.PAST_FEEDBACK, records="\n".join(past)))
-    if memory:
-      after.append(fill(prompts.GRADIENT_MEMORY, records="\n".join(memory)))
-    if versions:
-      after.append(fill(prompts.MOMENTUM, versions="".join(versions)))
-    if self.constraints:
-      after.append(fill(prompts.CONSTRAINTS, constraints=self.constraint_text))
-    if self.in_context_examples:
-      after.append(fill(prompts.EXAMPLES, examples="\n".join(self.in_context_examples)))
+    after += [fill(template, records="\n".join(lines)) for template, lines in records.items() if lines]
     if self.learning_rate < 1:
       after.append(fill(prompts.EDIT_BUDGET, percent=f"{self.learning_rate:.0%}"))
     after.append(fill(prompts.UPDATE_FORMAT, **self._tags))

@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,12 +95,5 @@ def open_cache(cache: Any) -> Any:
     if callable(getattr(cache, "put", None)):
       return cache
     if callable(getattr(cache, "set", None)):
-      return _OtherCache(cache)
+      return types.SimpleNamespace(get=cache.get, put=cache.set)
   raise ValueError(f"cache is a file or folder, an EngineCache, True or False, not {type(cache).__name__}")
-
-
-class _OtherCache:
-  """A cache with `get` and `set`, such as diskcache's, as one with `get` and `put`."""
-
-  def __init__(self, cache: Any):
-    self.get, self.put = cache.get, cache.set

@@ -115,11 +115,12 @@ GRADIENT_MEMORY = "Feedback of the steps before, oldest first:\n\n{records}"
 MOMENTUM = """\
 Earlier versions of the variable, oldest first:
 
-<PAST_ITERATIONS>{versions}</PAST_ITERATIONS>
+<PAST_ITERATIONS>{records}
+</PAST_ITERATIONS>
 
 If the feedback has stayed the same through these versions, the changes were too small: change more."""
-CONSTRAINTS = "Keep to these constraints:\n\n<CONSTRAINTS>{constraints}</CONSTRAINTS>"
-EXAMPLES = "Follow these examples:\n\n<EXAMPLES>{examples}</EXAMPLES>"
+CONSTRAINTS = "Keep to these constraints:\n\n<CONSTRAINTS>{records}</CONSTRAINTS>"
+EXAMPLES = "Follow these examples:\n\n<EXAMPLES>{records}</EXAMPLES>"
 EDIT_BUDGET = "Change at most {percent} of its words."
 TOO_LARGE_AN_EDIT = "Your last version changed {changed} of the words. Make a smaller change."
 UPDATE_FORMAT = "Answer with {new_variable_start_tag}the improved variable{new_variable_end_tag} and nothing else."

@@ -6,6 +6,8 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
+from selfrag_jax.textgrad.checks import clip
+
 MOST_PAIRS = 100_000  # pairs of equal words in two texts that are compared
 LONGEST = 200_000  # characters of a variable; a model that does not stop writes more
 
@@ -20,7 +22,7 @@ def parse_tags(reply: str, tags: Sequence[str]) -> str:
   Tags inside the text belong to it, as long as each one that opens is closed. Raises ReplyError for an answer without
   the tags, with several texts between tags, an empty text, or one of more than 200,000 characters.
   """
-  start, end = tags
+  (start, end), shown = tags, repr(clip(reply))
   depth, opened, texts = 0, 0, []
   for found in re.finditer(f"{re.escape(start)}|{re.escape(end)}", reply):
     if found[0] == start and (depth == 0 or start != end):
@@ -30,8 +32,7 @@ def parse_tags(reply: str, tags: Sequence[str]) -> str:
       if depth == 0:
         texts.append(reply[opened : found.start()].strip())
     elif texts:  # the text may have continued up to this tag
-      raise ReplyError(f"{end} stands once too often in the answer {_shown(reply)}")
-  shown = _shown(reply)
+      raise ReplyError(f"{end} stands once too often in the answer {shown}")
   if depth or not texts:
     what = f"{end} is missing" if depth else f"there is no {start} … {end}"
     raise ReplyError(f"{what} in the answer {shown}; a model that follows instructions better may help")
@@ -42,10 +43,6 @@ def parse_tags(reply: str, tags: Sequence[str]) -> str:
   if len(texts[0]) > LONGEST:
     raise ReplyError(f"the text between {start} and {end} has {len(texts[0]):,} characters, more than {LONGEST:,}")
   return texts[0]
-
-
-def _shown(reply: str) -> str:
-  return repr(reply if len(reply) <= 300 else reply[:300] + " …")
 
 
 def changed_share(old: str, new: str) -> float:
@@ -91,11 +88,7 @@ def _operations(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, int, int,
       frequent.add(word)
   matcher = difflib.SequenceMatcher(frequent.__contains__, left, right, autojunk=False)
   middle = [(name, start + i, start + j, start + k, start + n) for name, i, j, k, n in matcher.get_opcodes()]
-  return [
-    ("equal", 0, start, 0, start),
-    *middle,
-    ("equal", len(a) - end, len(a), len(b) - end, len(b)),
-  ]
+  return [("equal", 0, start, 0, start), *middle, ("equal", len(a) - end, len(a), len(b) - end, len(b))]
 
 
 def _common(pairs: Iterable[tuple[str, str]]) -> int:

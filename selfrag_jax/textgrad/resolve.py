@@ -5,6 +5,7 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any
 
+from selfrag_jax.textgrad.checks import kind_of
 from selfrag_jax.textgrad.engine import EngineLM
 from selfrag_jax.textgrad.names import get_engine
 
@@ -60,6 +61,5 @@ def resolve_engine(engine: EngineLM | str | None) -> Any:
   if found is None:
     raise ValueError("no engine: give one, or call set_backward_engine(engine) first")
   if not callable(found) or isinstance(found, type):
-    kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-    raise TypeError(f"the engine must be an EngineLM or its name, not {kind}")
+    raise TypeError(f"the engine must be an EngineLM or its name, not {kind_of(found)}")
   return found

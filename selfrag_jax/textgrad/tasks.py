@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.textgrad.autograd import StringBasedFunction
 from selfrag_jax.textgrad.checks import check_text, closest, did_you_mean
 from selfrag_jax.textgrad.engine import EngineLM
-from selfrag_jax.textgrad.functions import StringBasedFunction
 from selfrag_jax.textgrad.loss import MultiChoiceTestTime, MultiFieldTokenParsedEvaluation
 from selfrag_jax.textgrad.variable import Variable
 
