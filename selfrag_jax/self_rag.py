@@ -23,7 +23,7 @@ from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.ragged import length_mask, pad_to_powers, power_of_two
+from selfrag_jax.ragged import length_mask, pad_rows, pad_to_powers, power_of_two
 from selfrag_jax.text.rows import check_ordinary, encode, input_rows
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
@@ -203,9 +203,7 @@ class SelfRAGModel:
       return Output(logits, None, retrieved)
     if [len(row) for row in labels] != [len(row) for row in rows]:
       raise ValueError("labels must be as long as the inputs, row by row; -100 where nothing is to be predicted")
-    targets = np.full((len(rows), time), IGNORED, np.int32)
-    for i, row in enumerate(labels):
-      targets[i, : len(row)] = row
+    targets, _ = pad_rows(labels, time, IGNORED)
     return Output(logits, lm_loss(logits, jnp.asarray(targets)), retrieved)
 
   def generate(
