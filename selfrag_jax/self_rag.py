@@ -7,22 +7,23 @@ reflection tokens of arXiv 2310.11511.)
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
 from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.rollout import RetrievedDocuments
+from selfrag_jax.generate.rollout import pad_documents
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.ragged import length_mask, pad_to_powers, power_of_two
+from selfrag_jax.ragged import length_mask, pad_rows, pad_to_powers, power_of_two
 from selfrag_jax.text.rows import check_ordinary, encode, input_rows
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
@@ -35,16 +36,16 @@ Ids = Iterable[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfRAGConfig:
+class SelfRAGConfig(Checked):
   """Settings of a model with memory. The first three describe a model from scratch; a base model brings its own."""
 
   d_model: int = 512
   n_layers: int = 12
   n_heads: int = 8
-  max_chunks: int = 10_000
-  chunk_size: int = 64  # tokens of a chunk
-  top_k: int = 5
-  searches: int = 1  # each further query begins with the best new chunks of those before; together they give `top_k`
+  max_chunks: Count = 10_000
+  chunk_size: Count = 64  # tokens of a chunk
+  top_k: Count = 5
+  searches: Count = 1  # each further query begins with the best new chunks of those before; together they give `top_k`
   retrieval_method: Literal["cosine", "dot", "learned"] = "cosine"  # learned: a projection of the query, then dot
   embed_pooling: Pooling = "mean"
   order: Order = "score"  # best chunk first; or last (reverse), best at both ends (edges), in reading order (position)
@@ -52,13 +53,7 @@ class SelfRAGConfig:
   contrastive_weight: float = 0.1
 
   def __post_init__(self):
-    for name in ("retrieval_method", "embed_pooling", "order"):
-      allowed = get_args(get_type_hints(SelfRAGConfig)[name])
-      if getattr(self, name) not in allowed:
-        raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}")
-    for name in ("max_chunks", "chunk_size", "top_k", "searches"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    super().__post_init__()
     if self.searches > self.top_k:
       raise ValueError(
         f"searches is {self.searches}, and they share top_k = {self.top_k} chunks: give each at least one"
@@ -208,9 +203,7 @@ class SelfRAGModel:
       return Output(logits, None, retrieved)
     if [len(row) for row in labels] != [len(row) for row in rows]:
       raise ValueError("labels must be as long as the inputs, row by row; -100 where nothing is to be predicted")
-    targets = np.full((len(rows), time), IGNORED, np.int32)
-    for i, row in enumerate(labels):
-      targets[i, : len(row)] = row
+    targets, _ = pad_rows(labels, time, IGNORED)
     return Output(logits, lm_loss(logits, jnp.asarray(targets)), retrieved)
 
   def generate(
@@ -319,17 +312,10 @@ class SelfRAGModel:
       return jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros_like(jnp.asarray(lengths))
     # rounding k up keeps the shapes few, but a top_k that the memory cannot fill gets no room
     k, size = max(k, min(self.config.top_k, power_of_two(max(k, 16)))), self.config.chunk_size
-    shape = (len(tokens), k)
-    found = RetrievedDocuments(
-      np.zeros((*shape, size), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
-    )
-    for i, chunks in enumerate(retrieved):
-      if self.config.order == "position":  # in the store, not the slot, which may have been reused
-        chunks = sorted(chunks, key=lambda chunk: chunk.metadata["position"])
-      for j, chunk in enumerate(chunks):
-        ids = self._chunk_ids(chunk)
-        found.tokens[i, j, : len(ids)] = ids
-        found.lengths[i, j], found.slots[i, j] = len(ids), j
+    if self.config.order == "position":  # in the store, not the slot, which may have been reused
+      retrieved = [sorted(chunks, key=lambda chunk: chunk.metadata["position"]) for chunks in retrieved]
+    documents = [list(enumerate(map(self._chunk_ids, chunks))) for chunks in retrieved]
+    found = pad_documents([*documents, *[()] * (len(tokens) - len(rows))], k, size)
     return _augment_jit(tokens, lengths, found, ids=self._ids, order=self.config.order)
 
 

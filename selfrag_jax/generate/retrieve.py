@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from selfrag_jax.generate.rollout import Retrieve, RetrievedDocuments
+from selfrag_jax.generate.rollout import Retrieve, RetrievedDocuments, gather_documents
 from selfrag_jax.memory.state import MemoryState
 from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
@@ -15,12 +15,6 @@ from selfrag_jax.typing import Array, PRNGKey
 
 Embed = Callable[[Array, Array], Array]  # (tokens int32 [B, T], lengths int32 [B]) -> [B, D]
 RetrieverKind = Literal["memory", "empty", "random", "oracle"]
-
-
-def gather_documents(memory: MemoryState, slots_Bxk: Array) -> RetrievedDocuments:
-  """Read the documents at `slots` (-1: none) from the memory."""
-  safe = jnp.maximum(slots_Bxk, 0)
-  return RetrievedDocuments(memory.tokens[safe], jnp.where(slots_Bxk >= 0, memory.lengths[safe], 0), slots_Bxk)
 
 
 def make_retrieve(
@@ -57,6 +51,6 @@ def make_retrieve(
       slots = jnp.full((batch, k), -1, jnp.int32)
       if kind == "oracle":
         slots = slots.at[:, 0].set(gold_BxG[:, jnp.minimum(hop, gold_BxG.shape[1] - 1)])
-    return gather_documents(memory, slots)
+    return gather_documents(memory.tokens, memory.lengths, slots)
 
   return retrieve

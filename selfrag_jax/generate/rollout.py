@@ -11,13 +11,14 @@ On device all hops of a batch are one XLA program, a loop over hops with the ret
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.generate.sampling import SamplingConfig, sample, token_log_probs
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import Cache, init_cache
@@ -28,23 +29,18 @@ from selfrag_jax.text.special import MAX_DOCUMENTS
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 RUNNING, SEARCHING, DONE = 0, 1, 2
+Document = tuple[int, Sequence[int]]  # its slot and the token ids of its body
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(Checked):
   """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens."""
 
-  max_hops: int = 2
-  documents_per_hop: int = 1
-  max_query_tokens: int = 8
-  max_answer_tokens: int = 8
+  max_hops: Natural = 2
+  documents_per_hop: Annotated[int, Range(1, MAX_DOCUMENTS)] = 1
+  max_query_tokens: Count = 8
+  max_answer_tokens: Count = 8
   sampling: SamplingConfig = SamplingConfig()
-
-  def __post_init__(self):
-    if self.max_hops < 0 or self.max_query_tokens < 1 or self.max_answer_tokens < 1:
-      raise ValueError(f"need max_hops >= 0 and at least one token for queries and answers, got {self}")
-    if not 1 <= self.documents_per_hop <= MAX_DOCUMENTS:
-      raise ValueError(f"documents_per_hop = {self.documents_per_hop} must lie in [1, {MAX_DOCUMENTS}]")
 
 
 class ControlTokens(NamedTuple):
@@ -88,6 +84,28 @@ class RetrievedDocuments(NamedTuple):
   tokens: ArrayLike
   lengths: ArrayLike
   slots: ArrayLike
+
+
+def gather_documents(tokens_CxX: ArrayLike, lengths_C: ArrayLike, slots_Bxk: ArrayLike) -> RetrievedDocuments:
+  """Read the documents in slots of a memory; a slot of -1 gives an empty document."""
+  slots = jnp.asarray(slots_Bxk)
+  at = jnp.maximum(slots, 0)
+  return RetrievedDocuments(tokens_CxX[at], jnp.where(slots >= 0, lengths_C[at], 0), slots)
+
+
+def pad_documents(rows: Sequence[Sequence[Document]], k: int, width: int) -> RetrievedDocuments:
+  """Pad each row's at most `k` documents to `width` tokens, in host arrays. Raises ValueError for a longer one."""
+  shape = (len(rows), k)
+  found = RetrievedDocuments(
+    np.zeros((*shape, width), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+  )
+  for i, documents in enumerate(rows):
+    for j, (slot, body) in enumerate(documents):
+      if len(body) > width:
+        raise ValueError(f"document {slot} has {len(body)} tokens, the rollout has room for {width}")
+      found.tokens[i, j, : len(body)] = body
+      found.lengths[i, j], found.slots[i, j] = len(body), slot
+  return found
 
 
 @struct.dataclass
@@ -169,13 +187,14 @@ def _notice_block(control: ControlTokens, batch: int, width: int) -> tuple[Array
   return jnp.broadcast_to(row[None], (batch, width)), jnp.full((batch,), len(ids), jnp.int32)
 
 
-class Policy(NamedTuple):
+@struct.dataclass
+class Policy:
   """The model, parameters and bounds of a rollout; all static but the parameters, which are `unstack`ed."""
 
-  model: ModelConfig
+  model: ModelConfig = struct.field(pytree_node=False)
   params: Params
-  config: RolloutConfig
-  control: ControlTokens
+  config: RolloutConfig = struct.field(pytree_node=False)
+  control: ControlTokens = struct.field(pytree_node=False)
 
   def apply(self, *args: Any, method: str) -> Any:
     return LM(self.model, unrolled=True).apply(self.params, *args, method=method)
@@ -320,7 +339,7 @@ def rollout(
   return _finish(state, lengths_B, slots[:, : config.max_hops])
 
 
-HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[tuple[int, Sequence[int]]]]]
+HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[Document]]]
 
 
 def rollout_on_host(
@@ -334,53 +353,27 @@ def rollout_on_host(
   """
   config = policy.config
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
-  static = (policy.model, config, policy.control)
-  state = _start_jit(static, policy.params, prompts_BxT, lengths_B, size)
+  state = _start_jit(policy, prompts_BxT, lengths_B, size)
   slots = np.full((len(lengths_B), config.max_hops, config.documents_per_hop), -1, np.int32)
   for hop in itertools.count():
-    state = _decode_jit(static, policy.params, state, jax.random.fold_in(key, hop))
+    state = _decode_jit(policy, state, jax.random.fold_in(key, hop))
     searching = np.asarray(state.status) == SEARCHING
     if not searching.any():
       break
-    queries, mask = (np.asarray(x) for x in _read_jit(static, policy.params, state))
+    queries, mask = (np.asarray(x) for x in _read_jit(policy, state))
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
     results = [()] * len(texts) if over_budget else retrieve(texts, hop)
-    found = _to_retrieved(results, config.documents_per_hop, document_tokens)
-    state = _append_jit(static, policy.params, state, found, np.asarray(over_budget))
+    found = pad_documents(
+      [row[: config.documents_per_hop] for row in results], config.documents_per_hop, document_tokens
+    )
+    state = _append_jit(policy, state, found, np.asarray(over_budget))
     if not over_budget:
       slots[:, hop] = np.where(searching[:, None], found.slots, -1)
   return _finish(state, lengths_B, jnp.asarray(slots))
 
 
-def _to_retrieved(
-  results: Sequence[Sequence[tuple[int, Sequence[int]]]], k: int, document_tokens: int
-) -> RetrievedDocuments:
-  found = RetrievedDocuments(
-    np.zeros((len(results), k, document_tokens), np.int32),
-    np.zeros((len(results), k), np.int32),
-    np.full((len(results), k), -1, np.int32),
-  )
-  for row, documents in enumerate(results):
-    for j, (slot, body) in enumerate(documents[:k]):
-      if len(body) > document_tokens:
-        raise ValueError(f"document {slot} has {len(body)} tokens, the rollout has room for {document_tokens}")
-      found.tokens[row, j, : len(body)] = body
-      found.lengths[row, j], found.slots[row, j] = len(body), slot
-  return found
-
-
-def _jitted(function: Callable, static_size: bool = False) -> Callable:
-  """Compile one step of the host mode; all of the policy is static but its parameters."""
-
-  def call(static, params, *args):
-    model, config, control = static
-    return function(Policy(model, params, config, control), *args)
-
-  return jax.jit(call, static_argnums=(0, 4) if static_size else 0)
-
-
-_start_jit = _jitted(start, static_size=True)
-_decode_jit = _jitted(decode)
-_read_jit = _jitted(read_queries)
-_append_jit = _jitted(append)
+_start_jit = jax.jit(start, static_argnames="size")
+_decode_jit = jax.jit(decode)
+_read_jit = jax.jit(read_queries)
+_append_jit = jax.jit(append)

@@ -31,7 +31,7 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
   closing = {control.search_start: control.search_end, control.answer_start: control.answer_end}
   specials = {*closing, *closing.values(), control.end, control.pad, control.retrieval_start, control.retrieval_end}
   specials |= {*control.doc_start, *control.doc_end}
-  queries, answer, valid = [], None, True
+  queries, valid = [], True
   at = 0
   while at < len(tokens):
     opening = int(tokens[at])
@@ -39,11 +39,9 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
       while at < len(tokens) and not sampled[at] and int(tokens[at]) != control.answer_start:
         at += 1
       continue
-    if opening not in closing:
-      return Transcript(tuple(queries), answer, False)
-    ends = np.flatnonzero(tokens[at + 1 :] == closing[opening])
+    ends = np.flatnonzero(tokens[at + 1 :] == closing.get(opening, -1))  # -1 is no token
     if not len(ends):
-      return Transcript(tuple(queries), answer, False)
+      break
     end = at + 1 + int(ends[0])
     body = tuple(int(token) for token in tokens[at + 1 : end])
     valid &= bool(body) and not specials.intersection(body) and bool(sampled[end])
@@ -51,4 +49,4 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
       return Transcript(tuple(queries), body, valid and end == len(tokens) - 1)
     queries.append(body)
     at = end + 1
-  return Transcript(tuple(queries), answer, False)
+  return Transcript(tuple(queries), None, False)

@@ -90,10 +90,10 @@ def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
       )
     name, sign, text = found[1], WRITTEN[found[2]], found[3].strip()
     if name.startswith('"'):
-      name = str(_from_json(name, name))
+      name = str(_from_json(name))
     if sign in where.setdefault(name, {}):
       raise ValueError(f"--where {condition}: {name} is given twice with {found[2]}; one value each")
-    value = _from_json(text, text)
+    value = _from_json(text)
     if sign in ("$in", "$contains"):
       value = value if isinstance(value, list) else [value]
       if text not in value and not text.startswith('"'):
@@ -162,11 +162,13 @@ def _plain(value: Any) -> Any:
   return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
-def _from_json(text: str, otherwise: Any) -> Any:
+def _from_json(text: str) -> Any:
+  """Return the value of a JSON text, and any other text unchanged."""
+
   def refused(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are read as texts
 
   try:
     return json.loads(text, parse_constant=refused)
   except (ValueError, RecursionError):
-    return otherwise
+    return text

@@ -74,10 +74,8 @@ class VectorIndex:
     list names slots more than once.
     """
     slots, C = self._take(len(embeddings)), len(self.valid)
-    if len(slots) <= C:
-      self._fill(slots, embeddings, tokens, lengths)
-    else:  # the last C slots are all different
-      self._fill(slots[-C:], *(None if x is None else x[-C:] for x in (embeddings, tokens, lengths)))
+    # the last C slots are all different
+    self._fill(slots[-C:], *(None if x is None else x[-C:] for x in (embeddings, tokens, lengths)))
     return slots
 
   def delete(self, slots: list[int]) -> None:
@@ -100,8 +98,10 @@ class VectorIndex:
   def reserve(self, n: int) -> None:
     """Make room for n more rows: grow the index to a power of two if it is too small; every row keeps its slot."""
     if (needed := len(self) + n) > len(self.valid):
+      more = power_of_two(needed) - len(self.valid)
+      longer = lambda rows: np.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))
       names = ("embeddings", "norms", "tokens", "lengths", "valid", "changed_at")
-      vars(self).update({name: _longer(getattr(self, name), power_of_two(needed)) for name in names})
+      vars(self).update({name: longer(getattr(self, name)) for name in names})
 
   def search(
     self,
@@ -154,10 +154,3 @@ def _block(slots: list[int]) -> slice | list[int]:
   """Return consecutive slots as a slice, which NumPy writes several times faster, and other slots unchanged."""
   first, end = (slots[0], slots[0] + len(slots)) if slots else (0, 0)
   return slice(first, end) if slots == list(range(first, end)) else slots
-
-
-def _longer(rows: np.ndarray, size: int) -> np.ndarray:
-  """Return an array of `size` rows: the given rows, then zeros."""
-  longer = np.zeros((size, *rows.shape[1:]), rows.dtype)
-  longer[: len(rows)] = rows
-  return longer

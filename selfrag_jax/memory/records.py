@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from selfrag_jax.checked import LARGEST_FLOAT
+from selfrag_jax.ragged import pad_rows
 
 DEEPEST = 64  # levels of nested metadata: far below Python's recursion limit, which would stop the reading of a log
 _LONGEST_INT = 2048  # bits; every Python can read that many digits, `sys.set_int_max_str_digits` may forbid more
@@ -108,11 +109,10 @@ def token_rows(
 
   Raises ValueError for a chunk with too many ids, and for ids that are not whole numbers from 0 to the largest int32.
   """
-  tokens, lengths = np.zeros((count, chunk_size), np.int32), np.zeros(count, np.int32)
-  if token_ids is None:
-    return tokens, lengths
+  token_ids = [()] * count if token_ids is None else token_ids
   if len(token_ids) != count:
     raise ValueError(f"{len(token_ids)} token_ids for {count} texts: give one list for each")
+  rows: list[Any] = []
   for i, row in enumerate(token_ids):
     try:
       ids = np.asarray(row) if len(row) else np.zeros(0, np.int32)  # NumPy makes an empty list an array of floats
@@ -127,9 +127,8 @@ def token_rows(
       raise ValueError(
         f"chunk {i} has {len(ids)} tokens, chunk_size is {chunk_size}; split it, or make a store for more"
       )
-    tokens[i, : len(ids)] = ids
-    lengths[i] = len(ids)
-  return tokens, lengths
+    rows.append(ids)
+  return pad_rows(rows, chunk_size)
 
 
 def check_rows(vectors: Any, count: int | None, width: int) -> np.ndarray:

@@ -146,13 +146,9 @@ class MemoryStore(Contents):
     key: str | None = None,
   ) -> str:
     """Add one chunk and return its id; see `add_many`."""
+    one = lambda value: None if value is None else [value]
     return self.add_many(
-      [text],
-      None if embedding is None else [embedding],
-      token_ids=None if token_ids is None else [token_ids],
-      metadata=None if metadata is None else [metadata],
-      ids=None if id is None else [id],
-      keys=None if key is None else [key],
+      [text], one(embedding), token_ids=one(token_ids), metadata=one(metadata), ids=one(id), keys=one(key)
     )[0]
 
   def add_many(

@@ -21,6 +21,7 @@ from selfrag_jax.tasks.search_task import (
   Indices,
   SearchBatch,
   ShuffledEpochs,
+  search_turn,
 )
 from selfrag_jax.text.chat import CHATML, ChatTemplate, document_body, render_for_completion
 from selfrag_jax.text.tokenizer import Tokenizer
@@ -155,15 +156,11 @@ class PassageSearch:
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
       passages = rng.integers(len(self.documents), size=n_searches)
       queries = [self._name_queries[passage] for passage in passages]
-      shown = self._parts["sft"]
-      pair = [shown[i] for i in rng.choice(len(shown), 2, replace=False)]
+      others = self._parts["sft"]
+      pair = [others[i] for i in rng.choice(len(others), 2, replace=False)]
       answer = next(other for other in pair if other != question).answers[0]
-    parts = []
-    for hop, (query, passage) in enumerate(zip(queries, passages, strict=True)):
-      found = {"documents": [self.documents[passage]]} if hop < max_hops else {"text": NOTICE}
-      parts += [{"type": "search", "text": query}, {"type": "retrieval", **found}]
-    parts.append({"type": "answer", "text": answer})
-    return {"messages": [*_messages(question.text), {"role": "assistant", "content": parts}]}
+    shown = [self.documents[passage] for passage in passages]
+    return {"messages": [*_messages(question.text), search_turn(queries, shown, answer, max_hops)]}
 
   def _shown(self, title: str, text: str) -> str:
     """Return the head of `text` that fits into a document."""

@@ -1,6 +1,7 @@
 """Tasks for prompt optimizers: cases with targets, split into three parts, and the test of a right answer."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -91,9 +92,7 @@ def _router(section: Mapping[str, Any], seed: int) -> PromptTask:
   router = Router(section["capacity"])
   found = read_questions(_path(section, "folder"))
   shown, held_out = ([Sample(q.text, q.label) for q in part] for part in split_by_passage(found, seed))
-  sizes = dict(section["sizes"])
-  parts = _split(shown, {**section, "sizes": {part: sizes[part] for part in ("train", "valid")}}, seed)
-  parts |= _split(held_out, {**section, "sizes": {"test": sizes["test"]}}, seed)
+  parts = _split(shown, section, seed, "train", "valid") | _split(held_out, section, seed, "test")
   scripted = {"model": router.answer, "critic": router.criticise, "optimizer": router.optimize}
   texts = (Text("prompt.txt", ROUTER_ROLE, EMPTY),)
   return PromptTask(texts, parts, lambda answer, target: answer == target, scripted)
@@ -121,8 +120,7 @@ def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
     found = [Sample(x["input"], x["target"]) for x in json.loads(path.read_text("utf-8"))["examples"]]
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(f"{path} is no file of BIG-Bench-Hard: {error!r}") from None
-  last = Text("prompt.txt", "system prompt of the model that answers", f"Answer the question. {ENDING} the answer.")
-  return PromptTask(_with_notes(last, section), _split(found, section, seed), is_same_answer)
+  return _stated_answers(found, "answers", f"Answer the question. {ENDING} the answer.", section, seed)
 
 
 def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
@@ -132,13 +130,16 @@ def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
     if not all(isinstance(record.get(part), str) for part in ("question", "answer")) or "####" not in record["answer"]:
       raise ValueError(f"{path}, line {number}: a line of GSM8K has a question, and an answer with ####")
     found.append(Sample(record["question"], record["answer"].split("####")[1].strip().replace(",", "")))
-  last = Text("prompt.txt", "system prompt of the model that calculates", f"Solve the problem. {ENDING} the number.")
-  return PromptTask(_with_notes(last, section), _split(found, section, seed), is_same_answer)
+  return _stated_answers(found, "calculates", f"Solve the problem. {ENDING} the number.", section, seed)
 
 
-def _with_notes(last: Text, section: Mapping[str, Any]) -> tuple[Text, ...]:
+def _stated_answers(
+  found: Sequence[Sample], does: str, prompt: str, section: Mapping[str, Any], seed: int
+) -> PromptTask:
+  """Make a task of questions whose answer is stated at the end, after notes if the config has two calls."""
   first = Text("notes.txt", "system prompt of the model that takes notes before the answer", TAKE_NOTES)
-  return (first, last)[-section["calls"] :]
+  last = Text("prompt.txt", f"system prompt of the model that {does}", prompt)
+  return PromptTask((first, last)[-section["calls"] :], _split(found, section, seed), is_same_answer)
 
 
 def is_same_answer(answer: str, target: str) -> bool:
@@ -172,13 +173,10 @@ def _path(section: Mapping[str, Any], kind: str) -> Path:
   return Path(section["path"])
 
 
-def _split(found: Sequence[Sample], section: Mapping[str, Any], seed: int) -> dict[str, list[Sample]]:
-  """Deal shuffled cases to parts of the config's sizes. Raises ValueError if there are too few."""
-  sizes = dict(section["sizes"])
+def _split(found: Sequence[Sample], section: Mapping[str, Any], seed: int, *names: str) -> dict[str, list[Sample]]:
+  """Deal shuffled cases to parts of the config's sizes, all parts or those named. Raises ValueError if too few."""
+  sizes = {part: section["sizes"][part] for part in names or section["sizes"]}
   if sum(sizes.values()) > len(found):
     raise ValueError(f"config.task.sizes = {sizes} are more than the {len(found)} cases of {section['path']}")
-  order, parts, start = np.random.default_rng(seed).permutation(len(found)), {}, 0
-  for part, n in sizes.items():
-    parts[part] = [found[i] for i in order[start : start + n]]
-    start += n
-  return parts
+  order = iter(np.random.default_rng(seed).permutation(len(found)))
+  return {part: [found[i] for i in itertools.islice(order, n)] for part, n in sizes.items()}

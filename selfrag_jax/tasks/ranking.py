@@ -29,8 +29,8 @@ class RankingTask:
       raise ValueError(f"{len(data.documents)} documents cannot give {negatives} negatives; set fewer")
     self.queries = list(data.queries.values())
     self.documents = [document.text for document in data.documents]
-    places = {document.id: i for i, document in enumerate(data.documents)}
-    self.relevant = [{places[id] for id in data.qrels[query]} for query in data.queries]
+    self._places = {document.id: i for i, document in enumerate(data.documents)}
+    self.relevant = [{self._places[id] for id in data.qrels[query]} for query in data.queries]
     self.pairs = [(query, document) for query, gold in enumerate(self.relevant) for document in sorted(gold)]
     self._order, self._seed, self._n = ShuffledEpochs(range(len(self.pairs)), seed), seed, negatives
     self._mined = self._mine(data, mined) if negatives else []
@@ -53,12 +53,11 @@ class RankingTask:
     """List for each query BM25's best documents that are not relevant, followed by random ones if they are too few."""
     retriever = BM25Retriever()
     retriever.add_documents(data.documents)
-    places = {document.id: i for i, document in enumerate(data.documents)}
     found = retriever.retrieve_batch(self.queries, depth + max(map(len, self.relevant)))
     mined = []
     for query, hits in enumerate(found):
       gold = self.relevant[query]
-      ids = [place for document in hits if (place := places[document.id]) not in gold][:depth]
+      ids = [place for document in hits if (place := self._places[document.id]) not in gold][:depth]
       if len(ids) < self._n:
         rest = np.random.default_rng([self._seed, query, 0]).permutation(len(self.documents)).tolist()
         ids += [place for place in rest if place not in gold and place not in ids][: self._n - len(ids)]

@@ -27,6 +27,7 @@ import numpy as np
 from selfrag_jax.tasks.rulebook import EMPTY, PAST, UNKNOWN, Case
 
 ROUTER_ROLE = "keyword rules that say which article a question is about"
+SHOWN = 0.6  # share of the passages whose questions steps show
 NAMED = 4  # words of a question that a critique names
 ENOUGH = 2  # evidence with which past critiques of other questions make a rule, if there is room
 _RULE = re.compile(r'"(\w+)" -> ([^;]+);')
@@ -74,13 +75,11 @@ def plain(text: str) -> str:
   return " ".join(re.sub(r'[;"<>]', " ", text).split())
 
 
-def split_by_passage(
-  questions: Sequence[Question], seed: int, share: float = 0.6
-) -> tuple[list[Question], list[Question]]:
+def split_by_passage(questions: Sequence[Question], seed: int) -> tuple[list[Question], list[Question]]:
   """Split questions into those that steps show and those that score prompts, with no passage in both."""
   passages = sorted({question.passage for question in questions})
   order = np.random.default_rng([seed, 4]).permutation(len(passages))
-  shown = {passages[i] for i in order[: round(share * len(passages))]}
+  shown = {passages[i] for i in order[: round(SHOWN * len(passages))]}
   parts: tuple[list[Question], list[Question]] = ([], [])
   for question in questions:
     parts[question.passage not in shown].append(question)

@@ -26,11 +26,8 @@ EMPTY = "No rules yet."
 UNKNOWN = "I do not know"
 _CRITIQUE = re.compile(r"Cases of (\w+) call for (\w+)\.")
 PAST = re.compile(r'<PAST_FEEDBACK [^>]*count="(\d+)" outcome="(\w+)[^>]*>(.*?)</PAST_FEEDBACK>', re.DOTALL)
-_WORTH = {
-  "accepted": 1.0,
-  "unknown": 1.0,
-  "rejected": 0.25,
-}  # weight of past feedback, by the outcome of the change that followed it
+# weight of past feedback, by the outcome of the change that followed it
+_WORTH = {"accepted": 1.0, "unknown": 1.0, "rejected": 0.25}
 _RULE = re.compile(r"For (\w+): (\w+)\.")
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 

@@ -1,7 +1,7 @@
 """The protocol of search tasks: batches of questions with the documents to search, and demonstrations."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,6 +53,17 @@ def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
   gold, first = batch.gold[order], batch.first_slots
   moved = np.where(gold >= 0, gold - first[order][:, None] + first[:, None], -1)
   return batch._replace(gold=moved, answers=[batch.answers[i] for i in order])
+
+
+def search_turn(
+  queries: Iterable[str], documents: Iterable[Mapping[str, str]], answer: str, max_hops: int
+) -> dict[str, Any]:
+  """Write the assistant's message: each query shows one document, or NOTICE beyond `max_hops`; then the answer."""
+  parts = []
+  for hop, (query, document) in enumerate(zip(queries, documents, strict=True)):
+    found = {"documents": [document]} if hop < max_hops else {"text": NOTICE}
+    parts += [{"type": "search", "text": query}, {"type": "retrieval", **found}]
+  return {"role": "assistant", "content": [*parts, {"type": "answer", "text": answer}]}
 
 
 class SearchTask(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
-from selfrag_jax.tasks.search_task import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES
+from selfrag_jax.tasks.search_task import NOTICE, OVERRUN_RATE, SPLITS, STRATEGIES, search_turn
 from selfrag_jax.text.tokenizer import Tokenizer
 
 # fmt: off
@@ -153,13 +153,9 @@ class TwoHopKB:
     if strategy == "random":
       searches, answer = self._wander(question, rng, max_hops)
     documents = self.documents(question)
-    parts = []
-    for hop, document in enumerate(searches):
-      parts.append({"type": "search", "text": self.keys[document]})
-      found = {"documents": [documents[document]]} if hop < max_hops else {"text": NOTICE}
-      parts.append({"type": "retrieval", **found})
-    parts.append({"type": "answer", "text": answer})
-    return {"messages": [{"role": "user", "content": question.text}, {"role": "assistant", "content": parts}]}
+    queries, shown = [self.keys[i] for i in searches], [documents[i] for i in searches]
+    turn = search_turn(queries, shown, answer, max_hops)
+    return {"messages": [{"role": "user", "content": question.text}, turn]}
 
   def _wander(self, question: TwoHopQuestion, rng: np.random.Generator, max_hops: int) -> tuple[list[int], str]:
     """Search for random facts about the entities in view; return the documents and an answer."""

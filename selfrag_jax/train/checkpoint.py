@@ -166,12 +166,12 @@ class Checkpointer:
     found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
     if found < 0:
       return None
-    document = _read_document(self._directory / str(found))
+    folder = self._directory / str(found)
+    document = _read_document(folder)
     for name, now in environment().items():
       if (then := document["environment"].get(name)) != now:
         logging.warning("Resume may not be bit-identical: %s was %r when saved and is %r now", name, then, now)
-    _require_same(document["arrays"], _describe(abstract_state), whole=True)
-    return Restored(found, _read_arrays(self._directory / str(found), abstract_state), document["metadata"])
+    return _read(folder, document, abstract_state, whole=True)
 
   def _commit(self, folder: epath.Path, document: bytes) -> None:
     """Finish orbax's save, write the manifest, and only then delete the steps that are no longer wanted."""
@@ -227,9 +227,7 @@ def load(directory: epath.PathLike, abstract_state: Any, step: int | None = None
   if found < 0:
     return None
   folder = directory / str(found)
-  document = _read_document(folder)
-  _require_same(document["arrays"], _describe(abstract_state), whole=False)
-  return Restored(found, _read_arrays(folder, abstract_state), document["metadata"])
+  return _read(folder, _read_document(folder), abstract_state, whole=False)
 
 
 def environment() -> dict[str, Any]:
@@ -356,13 +354,16 @@ def _require_same(saved: dict[str, Any], wanted: dict[str, Any], *, whole: bool)
     )
 
 
-def _read_arrays(folder: epath.Path, abstract_state: Any) -> Any:
+def _read(folder: epath.Path, document: dict[str, Any], abstract_state: Any, *, whole: bool) -> Restored:
+  """Read an intact step, whose metadata is `document`. Raises ValueError like `_require_same`."""
+  _require_same(document["arrays"], _describe(abstract_state), whole=whole)
   target = jax.tree.map(_abstract_raw, abstract_state)
   args = ocp.args.PyTreeRestore(
     item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
   )
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-    return jax.tree.map(_typed, abstract_state, reader.restore(folder, args=args))
+    state = jax.tree.map(_typed, abstract_state, reader.restore(folder, args=args))
+  return Restored(int(folder.name), state, document["metadata"])
 
 
 # Orbax stores plain arrays: a typed random key is stored as its uint32 data and gets its type from the expected state.

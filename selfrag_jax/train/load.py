@@ -18,7 +18,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.checkpoint import load, read_metadata
-from selfrag_jax.train.state import param_shardings
+from selfrag_jax.train.state import abstract, param_shardings
 from selfrag_jax.typing import Params
 
 
@@ -83,12 +83,7 @@ def load_model(
   except (TypeError, ValueError) as error:
     raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
   shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
-  abstract = jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-    shapes,
-    param_shardings(config, mesh),
-  )
-  restored = load(folder, {"params": abstract})
+  restored = load(folder, {"params": abstract(shapes, param_shardings(config, mesh))})
   assert restored is not None  # its metadata was just read
   return LoadedModel(config, restored.state["params"], restored.metadata, tokenizer)
 

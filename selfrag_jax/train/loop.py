@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol
 import jax
 import jax.numpy as jnp
 from etils import epath
+from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
@@ -222,7 +223,7 @@ def _check_resumed(
     )
   if jax.process_index() == 0:
     print(f"{phase.name}: continues after step {step} of {phase.total_steps}", file=sys.stderr, flush=True)
-    old, new = (dict(_flat(json.loads(json.dumps(metadata.get("config", {}))))) for metadata in (before, now))
+    old, new = (flatten_dict(json.loads(json.dumps(run.get("config", {}))), sep=".") for run in (before, now))
     for key in sorted(old.keys() | new.keys()):
       if old.get(key) != new.get(key):
         print(f"  config.{key} was {old.get(key)}, is now {new.get(key)}", file=sys.stderr, flush=True)
@@ -237,14 +238,6 @@ def _check_followers(phase: Phase, folder: epath.Path) -> None:
         f"{other} began where {phase.name} was at step {origin.get('steps')}, config.{phase.name}.steps is "
         f"{phase.total_steps}: use another workdir, or as many steps as before"
       )
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  for name, value in config.items():
-    if isinstance(value, Mapping):
-      yield from _flat(value, f"{prefix}{name}.")
-    else:
-      yield prefix + name, value
 
 
 def _require_finite(state: TrainState, step: int) -> None:

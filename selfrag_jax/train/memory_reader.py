@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, input_logits
-from selfrag_jax.generate.rollout import RetrievedDocuments
+from selfrag_jax.generate.rollout import RetrievedDocuments, gather_documents
 from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.memory.state import MemoryState, delete, init_memory, write
 from selfrag_jax.memory.topk import search
@@ -157,11 +157,8 @@ class MemoryReader(NamedTuple):
 
 
 def _chunks_at(batch: ContextBatch, slots_RxK: ArrayLike) -> RetrievedDocuments:
-  """Return the chunks in slots of a batch's memory; a slot of -1 gives an empty chunk."""
-  slots = jnp.asarray(slots_RxK)
-  at = jnp.maximum(slots, 0)
-  lengths = jnp.where(slots >= 0, batch.chunk_lengths.reshape(-1)[at], 0)
-  return RetrievedDocuments(batch.chunks.reshape(-1, batch.chunks.shape[2])[at], lengths, slots)
+  """Return the chunks in slots of a batch's memory."""
+  return gather_documents(batch.chunks.reshape(-1, batch.chunks.shape[2]), batch.chunk_lengths.reshape(-1), slots_RxK)
 
 
 def _without(slots_RxK: Array, known_RxH: Array) -> Array:

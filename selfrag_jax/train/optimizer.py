@@ -15,11 +15,10 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "em
 
 # (reduction axes, output axes) counted from the end, so that the stacked layer axis in front is a batch axis.
 MUON_AXES = {
-  "q": ((-3,), (-2, -1)),
-  "k": ((-3,), (-2, -1)),
-  "v": ((-3,), (-2, -1)),
+  **dict.fromkeys(("q", "k", "v"), ((-3,), (-2, -1))),
   "o": ((-3, -2), (-1,)),
-} | {name: ((-2,), (-1,)) for name in ("gate", "up", "down", "in_proj", "out_proj")}
+  **dict.fromkeys(("gate", "up", "down", "in_proj", "out_proj"), ((-2,), (-1,))),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.base import TokenEncoder
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.encoders.token_bag import TokenBagEncoder
@@ -41,17 +42,13 @@ EMBED_BATCH = 256  # keys embedded at once
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Checked):
   """The memory inside a rollout: how documents are embedded, stored and searched."""
 
-  d_embed: int = 128  # of the token bag; a language model embeds in its own width
+  d_embed: Count = 128  # of the token bag; a language model embeds in its own width
   encoder: Literal["token_bag", "lm"] = "token_bag"
   dtype: Literal["float32", "bfloat16", "int8"] = "float32"
   method: Literal["exact", "approx"] = "exact"
-
-  def __post_init__(self):
-    if self.d_embed < 1:
-      raise ValueError(f"memory.d_embed is {self.d_embed}; it must be at least 1")
 
 
 class Scores(NamedTuple):

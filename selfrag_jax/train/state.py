@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
 from selfrag_jax.mesh import shardings_of
 from selfrag_jax.model.config import ModelConfig
@@ -31,10 +31,7 @@ class TrainState:
 def abstract_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
   """Return the state as ShapeDtypeStructs with the shardings of `mesh`, to restore or to compile ahead of time."""
   boxed = jax.eval_shape(lambda: _create(init, optimizer, jax.random.key(0)))
-  shardings = shardings_of(boxed, mesh)
-  return jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), nn.unbox(boxed), shardings
-  )
+  return abstract(nn.unbox(boxed), shardings_of(boxed, mesh))
 
 
 def state_shardings(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -69,9 +66,10 @@ def _create(init: Init, optimizer: optax.GradientTransformation, key: PRNGKey) -
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
 
 
-def abstract(tree: Any, sharding: Sharding) -> Any:
-  """Return arrays as ShapeDtypeStructs with one sharding, for lowering without data."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+def abstract(tree: Any, shardings: Any) -> Any:
+  """Return arrays as ShapeDtypeStructs with a sharding each, or one for all, for lowering without data."""
+  spec = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  return jax.tree.map(spec, tree, jax.tree.broadcast(shardings, tree))
 
 
 class LossSums(NamedTuple):

@@ -151,7 +151,7 @@ def formatted() -> Policy:
   for batch in phase.batches(0):
     state, metrics = phase.step(state, batch)
   assert float(metrics["loss"]) < 1.5
-  return p._replace(params=state.params)
+  return p.replace(params=state.params)
 
 
 def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
@@ -266,7 +266,7 @@ def test_model_forward_is_used_for_prompts_of_any_length():
 
 def test_a_turn_that_the_policy_closes_at_the_bound_is_its_own(formatted):
   """Queries have three tokens: a bound of three leaves room for the closing token only, and none is forced."""
-  p = formatted._replace(config=RolloutConfig(1, 1, 3, 1, SamplingConfig(0.0)))
+  p = formatted.replace(config=RolloutConfig(1, 1, 3, 1, SamplingConfig(0.0)))
   r = device_rollout(p)
   wanted = np.pad(greedy_next(p, r.tokens), ((0, 0), (1, 0)))[:, :-1]  # what the policy would write here
   closing = np.isin(r.tokens, [CONTROL.search_end, CONTROL.answer_end])

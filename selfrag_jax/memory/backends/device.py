@@ -22,8 +22,8 @@ class DeviceBackend:
 
   _BLOCK = 1024  # rows of one update: one shape, so one compilation
 
-  def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None, axis: str = "data"):
-    self._method, self._dtype, self._mesh, self._axis = method, dtype, mesh, axis
+  def __init__(self, method: str, dtype: str = "float32", mesh: "Mesh | None" = None):
+    self._method, self._dtype, self._mesh = method, dtype, mesh
     self._rows: MemoryRows | None = None
     self._version = 0  # the index version of the rows
     self._process: int | None = None  # the process that made the rows
@@ -65,9 +65,7 @@ class DeviceBackend:
     padded = np.zeros((power_of_two(B), queries.shape[1]), np.float32)  # few shapes, so few compilations
     padded[:B] = queries
     allowed, bias = (None if x is None else np.pad(x, (0, C - len(x))) for x in (allowed, bias))
-    result = _programs().search(
-      rows, padded, allowed, bias, k=k, metric=metric, method=self._method, mesh=self._mesh, axis=self._axis
-    )
+    result = _programs().search(rows, padded, allowed, bias, k=k, metric=metric, method=self._method, mesh=self._mesh)
     return SearchResult(np.asarray(result.scores)[:B], np.asarray(result.slots)[:B])
 
   def _empty(self, index: VectorIndex) -> "MemoryRows":
@@ -77,13 +75,13 @@ class DeviceBackend:
     from selfrag_jax.memory.state import init_rows, partition_specs
 
     (C, D), X = index.embeddings.shape, index.tokens.shape[1]
-    shards = self._mesh.shape[self._axis] if self._mesh is not None else 1
+    shards = self._mesh.shape["data"] if self._mesh is not None else 1
     C = -(-C // shards) * shards  # the rows added here are never valid
     rows = init_rows(C, D, chunk_tokens=X, dtype=jnp.dtype(self._dtype))
     if self._mesh is None:
       return rows
     place = functools.partial(jax.sharding.NamedSharding, self._mesh)
-    return jax.device_put(rows, jax.tree.map(place, partition_specs(rows, self._axis)))
+    return jax.device_put(rows, jax.tree.map(place, partition_specs(rows)))
 
 
 @functools.cache
@@ -103,5 +101,5 @@ def _programs() -> Any:
 
   return types.SimpleNamespace(
     put=jax.jit(put, donate_argnums=0),
-    search=jax.jit(search_allowed, static_argnames=("k", "metric", "method", "mesh", "axis")),
+    search=jax.jit(search_allowed, static_argnames=("k", "metric", "method", "mesh")),
   )

@@ -1,13 +1,15 @@
 """The base class of the phases: the parameters of one model, one optimizer, and the compiled update."""
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import batch_sharding
+from selfrag_jax.checked import Checked, Count
+from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
@@ -33,6 +35,24 @@ class PhaseConfig(Protocol):
   def accumulate(self) -> int: ...
   @property
   def optimizer(self) -> OptimizerConfig: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig(Checked):
+  """The settings of a phase whose batches have rows that are split over devices and micro-batches."""
+
+  steps: Count
+  batch_size: Count
+  accumulate: Count = 1
+  optimizer: OptimizerConfig = OptimizerConfig()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_split(self.batch_size, self.accumulate, "batch_size")
+
+  def check_mesh(self, mesh: Mesh, name: str) -> None:
+    """Raise ValueError if a micro-batch cannot be split over the mesh."""
+    check_batch(mesh, self.batch_size // self.accumulate, f"{name}.batch_size / {name}.accumulate")
 
 
 def check_split(rows: int, accumulate: int, name: str) -> None:

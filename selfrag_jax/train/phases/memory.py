@@ -13,32 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import Checked, Count, Positive, Weight
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.checked import Count, Positive, Weight
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.memory_reader import MemoryReader, Retrieved, gold_slots, is_found
-from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryPhaseConfig(Checked):
+class MemoryPhaseConfig(BatchConfig):
   """Training with memory: contexts are remembered, and inputs need them."""
 
   steps: Count = 300
   batch_size: Count = 8  # contexts, each with its own memory
   needed_loss: Weight = 0.0  # highest validation loss with which the next phase may begin; 0: any
-  accumulate: Count = 1
   temperature: Positive = 0.05  # of the contrastive loss
-  optimizer: OptimizerConfig = OptimizerConfig()
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class MemoryPhase(GradientPhase):
@@ -59,7 +51,7 @@ class MemoryPhase(GradientPhase):
     params: Params | None,
     evaluate_reader: Callable[[Params], Mapping[str, float]],
   ):
-    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
+    config.check_mesh(mesh, name)
     super().__init__(
       name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_reader
     )

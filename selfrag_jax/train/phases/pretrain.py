@@ -9,13 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import Checked, Count, Weight
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.checked import Count, Weight
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
 
@@ -23,22 +21,31 @@ Rows = dict[str, np.ndarray]  # tokens, segment_ids, mask [B, T]
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainConfig(Checked):
+class PretrainConfig(BatchConfig):
   """Language modelling on packed rows."""
 
   steps: Count = 300
   batch_size: Count = 64
   valid_rows: Count = 256  # rows of an evaluation, rounded up to whole batches
   needed_loss: Weight = 0.0  # highest validation loss with which the next phase may begin; 0: any
-  accumulate: Count = 1
-  optimizer: OptimizerConfig = OptimizerConfig()
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
-class Pretrain(GradientPhase):
+class LanguagePhase(GradientPhase):
+  """A phase of language modelling on packed rows, whatever they hold."""
+
+  def __init__(self, name: str, model: ModelConfig, config: BatchConfig, *, mesh: Mesh, **options: Any):
+    config.check_mesh(mesh, name)
+    super().__init__(name, partial(init_params, model), config, mesh=mesh, **options)
+    self._model = model
+
+  def _count_tokens(self, batch: Rows) -> int:
+    return int(np.count_nonzero(batch["segment_ids"]))
+
+  def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
+    return masked_lm_loss(self._model, params, batch)
+
+
+class Pretrain(LanguagePhase):
   """The phase. `rows(split, indices)` returns its data; it starts from `params`, or from fresh ones if None."""
 
   def __init__(
@@ -52,11 +59,7 @@ class Pretrain(GradientPhase):
     seed: int,
     params: Params | None = None,
   ):
-    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(
-      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=self._held_out_loss
-    )
-    self._model = model
+    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params, evaluate=self._held_out_loss)
     self._rows, self._config = rows, config
     self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
 
@@ -72,9 +75,3 @@ class Pretrain(GradientPhase):
       loss, weight = self._valid(params, self._on_mesh(self._rows("valid", range(start, start + n))))
       losses, weights = losses + float(loss), weights + float(weight)
     return {"loss": losses / weights}
-
-  def _count_tokens(self, batch: Rows) -> int:
-    return int(np.count_nonzero(batch["segment_ids"]))
-
-  def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
-    return masked_lm_loss(self._model, params, batch)

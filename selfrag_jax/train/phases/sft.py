@@ -5,41 +5,30 @@ Demonstrations are packed: a row holds as many as fit, in the order of the data,
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Literal
 
-import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import Checked, Count, Natural
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.checked import Count, Natural
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, check_split
-from selfrag_jax.train.state import LossSums
+from selfrag_jax.train.phases.base import BatchConfig
+from selfrag_jax.train.phases.pretrain import LanguagePhase
 from selfrag_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class SFTConfig(Checked):
+class SFTConfig(BatchConfig):
   """Supervised fine-tuning on rendered demonstrations."""
 
   steps: Count = 200
   batch_size: Count = 64
   max_tokens: Count = 128  # of a row; a longer demonstration of a data set is left out and counted
   demonstrations: Literal["random", "gold"] = "gold"
-  accumulate: Count = 1
-  optimizer: OptimizerConfig = OptimizerConfig()
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +38,7 @@ class OptionalSFTConfig(SFTConfig):
   steps: Natural = 0
 
 
-class SFT(GradientPhase):
+class SFT(LanguagePhase):
   """The phase. It starts from `params`, or from fresh ones if None; `evaluate_policy(params)` scores rollouts."""
 
   def __init__(
@@ -65,11 +54,7 @@ class SFT(GradientPhase):
     params: Params | None,
     evaluate_policy: Callable[[Params], Mapping[str, float]],
   ):
-    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
-    super().__init__(
-      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy
-    )
-    self._model = model
+    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy)
     self._task, self._config, self._max_hops = task, config, max_hops
     self._size = task.size("sft")  # questions of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # each row's demonstrations, and the index after the last of them
@@ -123,9 +108,3 @@ class SFT(GradientPhase):
   def _render(self, index: int) -> tuple[list[int], list[int]]:
     conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
     return render_conversation(self._task.tokenizer, conversation, self._task.template)
-
-  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
-    return int(np.count_nonzero(batch["segment_ids"]))
-
-  def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
-    return masked_lm_loss(self._model, params, batch)
