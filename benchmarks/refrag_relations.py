@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,6 +25,7 @@ def main(_) -> None:
   from selfrag_jax.experiments.refrag import build, load_policy
   from selfrag_jax.mesh import configure_xla
 
+  logging.set_verbosity(logging.WARNING)
   configure_xla()
   experiment = build(CONFIG.value.to_dict())
   kb, n = experiment.task.kb, experiment.evaluation.final
