@@ -3,6 +3,7 @@
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,9 +66,7 @@ class HashingEncoder(Encoder):
     rows = np.zeros((len(texts), self.width), np.float32)
     for row, text in zip(rows, texts, strict=True):
       words = re.findall(r"\w+", text.lower())
-      counts: dict[str, int] = {}
-      for feature in [*words, *(map(" ".join, itertools.pairwise(words)) if self._pair_weight else ())]:
-        counts[feature] = counts.get(feature, 0) + 1
+      counts = Counter([*words, *(map(" ".join, itertools.pairwise(words)) if self._pair_weight else ())])
       if counts:
         places, signs = zip(*map(self._places, counts), strict=True)
         weights = 1 + np.log(np.array([*counts.values()], np.float32))

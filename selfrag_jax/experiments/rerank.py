@@ -1,31 +1,19 @@
 """The experiment that trains a cross-encoder on judged queries and compares it with BM25 on unseen titles."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.aot import print_encoder_plan
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.bert import BertEncoder
-from selfrag_jax.encoders.load import load_text_encoder
-from selfrag_jax.experiments.base import TRAINED, TakePhase, by_reading, by_training
-from selfrag_jax.experiments.retrieval import (
-  JudgedTitles,
-  Scores,
-  bm25_scores,
-  names_of_values,
-  read_parts,
-  score,
-  sizes,
-  write_report,
-)
+from selfrag_jax.experiments import ranking
+from selfrag_jax.experiments.base import TRAINED
+from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -51,27 +39,27 @@ class Periodic(Checked):
 SECTIONS = {**TRAINED, "data": JudgedTitles, "rerank": RerankPhaseConfig, "loop": LoopConfig, "evaluation": Periodic}
 
 
-@dataclasses.dataclass
-class Experiment:
-  """A cross-encoder, the parts of the collection by name (train, valid, test), and the settings of the training."""
+class Experiment(ranking.RankingExperiment):
+  """A cross-encoder, reported alone and blended with BM25, beside BM25."""
 
-  config: dict[str, Any]
-  mesh: Mesh
-  encoder: CrossEncoder
-  data: dict[str, Judged]
-  settings: RerankPhaseConfig
-  evaluation: Periodic
-  loop: LoopConfig
+  name, folder, compared = "rerank", "reranker", ("bm25", "reranked", "blended")
+
+  def __init__(self, config: dict[str, Any], mesh: Mesh):
+    super().__init__(config, mesh, RerankPhaseConfig)
+    if not isinstance(self.encoder, BertEncoder):
+      raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
+    # texts are cut there: longer rows hold only pads, and the encoder has no positions for them
+    self.settings = dataclasses.replace(self.settings, tokens=min(self.settings.tokens, self.encoder.max_tokens))
+    self.encoder = CrossEncoder.from_encoder(self.encoder, jax.random.key(config["seed"]))
+    self.evaluation = settings(Periodic, config["evaluation"], "evaluation")
 
   @cached_property
   def periodic(self) -> Judged:
     """The validation queries that are scored during the training, spread evenly over all."""
     valid, n = self.data["valid"], self.evaluation.periodic
-    chosen = list(valid.queries)[:: max(len(valid.queries) // n, 1)][:n]
-    return Judged(valid.documents, {q: valid.queries[q] for q in chosen}, {q: valid.qrels[q] for q in chosen})
+    return valid.only(list(valid.queries)[:: max(len(valid.queries) // n, 1)][:n])
 
   def phase(self) -> RerankPhase:
-    """Return the training phase."""
     section = self.settings
     task = RankingTask(self.data["train"], section.negatives, mined=section.depth, seed=self.config["seed"])
     return RerankPhase(
@@ -86,7 +74,19 @@ class Experiment:
 
   def validate(self, params: Params) -> dict[str, float]:
     """Score a cross-encoder on the periodic queries, without BM25's scores."""
-    return {name: float(x.mean()) for name, x in self.rerank(self.periodic, self.reader(params), 1.0).items()}
+    return self.rerank(self.periodic, self.reader(params), 1.0).means
+
+  def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
+    reader, valid, test = Remembered(self.reader(jax.device_put(params))), self.data["valid"], self.data["test"]
+    tried = {weight: self.rerank(valid, reader, weight)["ndcg@10"].mean() for weight in WEIGHTS}
+    weight = max(tried, key=lambda w: tried[w])
+    scores = {
+      "bm25": bm25_scores(test),
+      "reranked": self.rerank(test, reader, 1.0),
+      "blended": self.rerank(test, reader, weight),
+    }
+    print(f"weight of the cross-encoder that is best on validation: {weight}")
+    return scores, {"weight": weight}
 
   def reader(self, params: Params) -> Reranker:
     """Return the cross-encoder with these parameters."""
@@ -116,60 +116,21 @@ class Remembered:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
-  mesh = make_mesh(config["mesh"])
-  section = settings(RerankPhaseConfig, config["rerank"], "rerank")
-  data = read_parts(settings(JudgedTitles, config["data"], "data"))
-  encoder = load_text_encoder(config["init"])
-  if not isinstance(encoder, BertEncoder):
-    raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
-  # texts are cut there: longer rows hold only pads, and the encoder has no positions for them
-  section = dataclasses.replace(section, tokens=min(section.tokens, encoder.max_tokens))
-  start = CrossEncoder.from_encoder(encoder, jax.random.key(config["seed"]))
-  evaluation = settings(Periodic, config["evaluation"], "evaluation")
-  return Experiment(config, mesh, start, data, section, evaluation, settings(LoopConfig, config["loop"], "loop"))
+  return Experiment(config, make_mesh(config["mesh"]))
 
 
-def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train, write the cross-encoder to `workdir/reranker`, and report it beside BM25: `rerank.json`, `.csv`, `.png`."""
-  return _report(experiment, workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
-
-
-def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Report as `run` does, but from the checkpoint of the last step."""
-  return _report(experiment, workdir, by_reading(workdir, {}))
-
-
-def _report(experiment: Experiment, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
-  workdir, data = epath.Path(workdir), experiment.data
-  experiment.encoder.check_folder(os.fspath(workdir / "reranker"))  # an error comes now, not after the training
-  print(sizes(data), flush=True)
-  with jax.set_mesh(experiment.mesh):
-    params = jax.device_get(take(experiment.phase()))
-  experiment.encoder.save(os.fspath(workdir / "reranker"), params)
-  reader = Remembered(experiment.reader(jax.device_put(params)))
-  tried = {weight: experiment.rerank(data["valid"], reader, weight)["ndcg@10"].mean() for weight in WEIGHTS}
-  weight = max(tried, key=lambda w: tried[w])
-  scores = {
-    "bm25": bm25_scores(data["test"]),
-    "reranked": experiment.rerank(data["test"], reader, 1.0),
-    "blended": experiment.rerank(data["test"], reader, weight),
-  }
-  counts = {f"{part}.queries": len(d.queries) for part, d in data.items()}
-  print(f"weight of the cross-encoder that is best on validation: {weight}")
-  return write_report(workdir, "rerank", scores, {**counts, "weight": weight, "config": experiment.config})
+run, evaluate = ranking.run, ranking.evaluate
 
 
 def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
-  compared = names_of_values(("bm25", "reranked", "blended"), "bm25")
-  return compared | {f"{part}.queries" for part in experiment.data} | {"weight"}
+  return ranking.value_names(experiment) | {"weight"}
 
 
 def dry_run(experiment: Experiment) -> None:
   """Print the mesh, the parameters, the memory that the compiled update needs, and the first example."""
   phase = experiment.phase()
-  with jax.set_mesh(experiment.mesh):
-    print_encoder_plan(experiment.mesh, experiment.encoder.params, {"rerank": phase})
+  ranking.print_plan(experiment, phase)
   batch = phase.batch(0)
   for name, row, n in zip(("relevant", "negative"), batch["tokens"][0], batch["lengths"][0], strict=False):
     print(f"{name}:", experiment.encoder.tokenizer.decode(row[:n]))

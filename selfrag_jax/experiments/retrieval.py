@@ -80,6 +80,11 @@ class Scores(dict[str, np.ndarray]):
 
   ms_per_query: float = 0.0
 
+  @property
+  def means(self) -> dict[str, float]:
+    """The mean of each metric."""
+    return {metric: float(values.mean()) for metric, values in self.items()}
+
 
 def score(retriever: BaseRetriever, data: Judged, ks: Sequence[int] = KS, batch_size: int = 32) -> Scores:
   """Ask a retriever all queries and score its rankings.
@@ -133,8 +138,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
       raise ValueError(f"config.retrievers.{name}: {error}") from None
   judged = read_beir(data.path, data.split)
   if n := config["queries"]:
-    chosen = list(judged.queries)[:n]
-    judged = Judged(judged.documents, {q: judged.queries[q] for q in chosen}, {q: judged.qrels[q] for q in chosen})
+    judged = judged.only(list(judged.queries)[:n])
   return Experiment(config, judged, retrievers)
 
 
@@ -239,7 +243,7 @@ def summarize(scores: Mapping[str, Scores], baseline: str) -> dict[str, Any]:
   report: dict[str, Any] = {}
   first = scores[baseline]
   for name, found in scores.items():
-    report |= {f"{name}.{metric}": float(values.mean()) for metric, values in found.items()}
+    report |= {f"{name}.{metric}": mean for metric, mean in found.means.items()}
     report[f"{name}.ms_per_query"] = round(found.ms_per_query, 4)
     report[f"{name}.ndcg@10_interval"] = list(bootstrap_interval(found["ndcg@10"]))
     if found is not first:
@@ -250,26 +254,24 @@ def summarize(scores: Mapping[str, Scores], baseline: str) -> dict[str, Any]:
 
 def line(scores: Scores) -> str:
   """Format the means of one retriever."""
-  values = "  ".join(f"{name} {values.mean():.4f}" for name, values in scores.items())
+  values = "  ".join(f"{metric} {mean:.4f}" for metric, mean in scores.means.items())
   return f"{values}  {scores.ms_per_query:.2f} ms a query"
 
 
 def as_rows(scores: Mapping[str, Scores]) -> Iterator[list[Any]]:
   """Yield the header and one row per retriever."""
-  metrics = list(next(iter(scores.values())))
-  yield ["retriever", *metrics, "ms_per_query"]
+  yield ["retriever", *next(iter(scores.values())), "ms_per_query"]
   for name, found in scores.items():
-    yield [name, *(f"{found[metric].mean():.6f}" for metric in metrics), f"{found.ms_per_query:.4f}"]
+    yield [name, *(f"{mean:.6f}" for mean in found.means.values()), f"{found.ms_per_query:.4f}"]
 
 
 def table(scores: Mapping[str, Scores], report: Mapping[str, Any], baseline: str) -> str:
   """Format all retrievers for a terminal."""
-  metrics = list(next(iter(scores.values())))
   width = max(map(len, scores)) + 2
-  columns = "".join(f"{metric:>12}" for metric in metrics)
+  columns = "".join(f"{metric:>12}" for metric in next(iter(scores.values())))
   lines = [f"{'':{width}}{columns}{'ms/query':>10}   nDCG@10 against {baseline}"]
   for name, found in scores.items():
-    row = f"{name:{width}}" + "".join(f"{found[metric].mean():12.4f}" for metric in metrics)
+    row = f"{name:{width}}" + "".join(f"{mean:12.4f}" for mean in found.means.values())
     row += f"{found.ms_per_query:10.2f}"
     if interval := report.get(f"{name}.ndcg@10_difference_interval"):
       row += f"   {report[f'{name}.ndcg@10_difference']:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}]"

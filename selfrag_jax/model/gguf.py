@@ -48,26 +48,21 @@ class _Cursor:
 
   def value(self, kind: int, what: str) -> Any:
     """Read a value of the type with this number; arrays are lists."""
-    if kind == STRING:
-      return self.string(what)
-    if kind == ARRAY:
-      return self.array(what)
-    if kind not in SCALARS:
-      raise ValueError(f"{what} has the type {kind}, which GGUF does not have")
-    [value] = self.scalars(kind, 1, what)
-    return value
-
-  def array(self, what: str) -> list[Any]:
+    if kind != ARRAY:
+      [value] = self.values(kind, 1, what)
+      return value
     kind, length = self.number("I", what), self.number("Q", what)
+    if kind == ARRAY:
+      raise ValueError(f"{what} is a list of values of type {kind}; lists of strings and of numbers are read")
+    return self.values(kind, length, what)
+
+  def values(self, kind: int, length: int, what: str) -> list[Any]:
     if kind == STRING:
       if length > len(self.data) // 8:  # each string begins with a length of 8 bytes
         raise ValueError(f"it ends within {what}")
       return [self.string(what) for _ in range(length)]
     if kind not in SCALARS:
-      raise ValueError(f"{what} is a list of values of type {kind}; lists of strings and of numbers are read")
-    return self.scalars(kind, length, what)
-
-  def scalars(self, kind: int, length: int, what: str) -> list[Any]:
+      raise ValueError(f"{what} has the type {kind}, which GGUF does not have")
     dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
     values = np.frombuffer(self.take(dtype.itemsize * length, what), dtype).tolist()
     # read a float32 as its shortest decimal: 1e-5, not 9.999999747378752e-06

@@ -52,6 +52,23 @@ class Layout:
     return [weight for weight in self.weights if not (config.tie_embeddings and weight.ours == HEAD)]
 
 
+# the name in Hugging Face's format and in GGUF, our name, their axes and our axes
+_LLAMA_TENSORS = (
+  ("model.embed_tokens.weight", "token_embd.weight", "embed", "V D", "V D"),
+  ("model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight", "mixer_norm/scale", "D", "D"),
+  ("model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight", "mixer/q", "(H E) D", "D H E"),
+  ("model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight", "mixer/k", "(K E) D", "D K E"),
+  ("model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight", "mixer/v", "(K E) D", "D K E"),
+  ("model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight", "mixer/o", "D (H E)", "H E D"),
+  ("model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", "mlp_norm/scale", "D", "D"),
+  ("model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight", "mlp/gate", "F D", "D F"),
+  ("model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight", "mlp/up", "F D", "D F"),
+  ("model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight", "mlp/down", "D F", "F D"),
+  ("model.norm.weight", "output_norm.weight", "final_norm/scale", "D", "D"),
+  ("lm_head.weight", "output.weight", HEAD, "V D", "V D"),
+)
+# llama.cpp rotates neighbours (2i, 2i + 1) by one angle, we rotate i and i + E/2: its q and k interleave our halves.
+_GGUF_AXES = {"mixer/q": ("(H pair half) D", "D H (half pair)"), "mixer/k": ("(K pair half) D", "D K (half pair)")}
 _LLAMA_IMPLIED = {"mlp": "swiglu", "window": None, "qk_norm": False, "attention_softcap": None, "logit_softcap": None}
 
 LLAMA = Layout(
@@ -87,23 +104,9 @@ LLAMA = Layout(
     "quantization_config": (None,),
   },
   implied=_LLAMA_IMPLIED,
-  weights=(
-    Weight("model.embed_tokens.weight", "embed", "V D", "V D"),
-    Weight("model.layers.{}.input_layernorm.weight", "mixer_norm/scale", "D", "D"),
-    Weight("model.layers.{}.self_attn.q_proj.weight", "mixer/q", "(H E) D", "D H E"),
-    Weight("model.layers.{}.self_attn.k_proj.weight", "mixer/k", "(K E) D", "D K E"),
-    Weight("model.layers.{}.self_attn.v_proj.weight", "mixer/v", "(K E) D", "D K E"),
-    Weight("model.layers.{}.self_attn.o_proj.weight", "mixer/o", "D (H E)", "H E D"),
-    Weight("model.layers.{}.post_attention_layernorm.weight", "mlp_norm/scale", "D", "D"),
-    Weight("model.layers.{}.mlp.gate_proj.weight", "mlp/gate", "F D", "D F"),
-    Weight("model.layers.{}.mlp.up_proj.weight", "mlp/up", "F D", "D F"),
-    Weight("model.layers.{}.mlp.down_proj.weight", "mlp/down", "D F", "F D"),
-    Weight("model.norm.weight", "final_norm/scale", "D", "D"),
-    Weight("lm_head.weight", HEAD, "V D", "V D"),
-  ),
+  weights=tuple(Weight(theirs, *ours) for theirs, _, *ours in _LLAMA_TENSORS),
 )
 
-# llama.cpp rotates neighbours (2i, 2i + 1) by one angle, we rotate i and i + E/2: its q and k interleave our halves.
 LLAMA_GGUF = Layout(
   kind="T",
   fields={
@@ -127,20 +130,7 @@ LLAMA_GGUF = Layout(
   },
   allowed={"general.architecture": ("llama",), "llama.rope.scaling.type": ("none",)},
   implied=_LLAMA_IMPLIED,
-  weights=(
-    Weight("token_embd.weight", "embed", "V D", "V D"),
-    Weight("blk.{}.attn_norm.weight", "mixer_norm/scale", "D", "D"),
-    Weight("blk.{}.attn_q.weight", "mixer/q", "(H pair half) D", "D H (half pair)"),
-    Weight("blk.{}.attn_k.weight", "mixer/k", "(K pair half) D", "D K (half pair)"),
-    Weight("blk.{}.attn_v.weight", "mixer/v", "(K E) D", "D K E"),
-    Weight("blk.{}.attn_output.weight", "mixer/o", "D (H E)", "H E D"),
-    Weight("blk.{}.ffn_norm.weight", "mlp_norm/scale", "D", "D"),
-    Weight("blk.{}.ffn_gate.weight", "mlp/gate", "F D", "D F"),
-    Weight("blk.{}.ffn_up.weight", "mlp/up", "F D", "D F"),
-    Weight("blk.{}.ffn_down.weight", "mlp/down", "D F", "F D"),
-    Weight("output_norm.weight", "final_norm/scale", "D", "D"),
-    Weight("output.weight", HEAD, "V D", "V D"),
-  ),
+  weights=tuple(Weight(gguf, ours, *_GGUF_AXES.get(ours, axes)) for _, gguf, ours, *axes in _LLAMA_TENSORS),
 )
 
 MAMBA2 = Layout(

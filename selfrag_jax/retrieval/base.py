@@ -48,6 +48,7 @@ class BaseRetriever(abc.ABC):
   """
 
   name: ClassVar[str] = ""
+  parts: Sequence["BaseRetriever"] = ()  # the retrievers that this retriever searches in turn
 
   def __init__(self, **settings: Any):
     # NumPy scalars become Python numbers, which a folder can keep
@@ -55,11 +56,6 @@ class BaseRetriever(abc.ABC):
     self.build: dict[str, Any] = {}  # how the knowledge base was built; empty for other retrievers
     self._read: dict[Path, str] = {}  # folder -> the version that was read or written there last
     self._documents: dict[str, Document] = {}
-
-  @property
-  def parts(self) -> Sequence["BaseRetriever"]:
-    """The retrievers that this retriever searches in turn."""
-    return ()
 
   @abc.abstractmethod
   def _add(self, documents: Sequence[Document]) -> None:
@@ -222,28 +218,6 @@ class BaseRetriever(abc.ABC):
       return None
     fits = predicate(where)
     return np.array([id is not None and fits(self._documents[id].fields) for id in ids], bool)
-
-  def _take_over(self, parts: Sequence["BaseRetriever"]) -> None:
-    """Take over the documents of the parts, and give them to empty parts. Raises ValueError if full parts differ."""
-    full = [part for part in parts if len(part)]
-    if not full:
-      return
-    first = full[0]
-    for part in full[1:]:
-      for one, other in ((first, part), (part, first)):
-        if missing := one._documents.keys() - other._documents.keys():
-          raise ValueError(
-            f"{one.name} holds {len(missing)} documents that {other.name} does not, such as {min(missing)!r}; "
-            "give both the same, or retrievers without documents"
-          )
-      if changed := [id for id, document in first._documents.items() if part._documents[id] != document]:
-        raise ValueError(f"the document {changed[0]!r} of {first.name} is another one than that of {part.name}")
-    for part in parts:
-      if not len(part):
-        part.add_documents(first.documents)
-      # all parts need one order, that of the rows that they keep in a folder
-      part._documents = {id: part._documents[id] for id in first._documents}
-    self._documents = dict(first._documents)
 
   def _check_encoders(self, replaced: bool) -> None:
     """Check, after a load, that each part's encoder or reranker is the one that the folder was saved with.

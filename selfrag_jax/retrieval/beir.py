@@ -30,6 +30,10 @@ class Judged(NamedTuple):
   queries: dict[str, str]
   qrels: Qrels
 
+  def only(self, chosen: Collection[str]) -> "Judged":
+    """Return the collection with only these queries."""
+    return self._replace(queries={id: self.queries[id] for id in chosen}, qrels={id: self.qrels[id] for id in chosen})
+
 
 def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
   """Read the collection in a folder; `split` names a file of `qrels/`, if that folder exists.
@@ -53,7 +57,7 @@ def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
   grades = read_qrels(qrels, queries, {document.id for document in documents})
   if not grades:
     raise ValueError(f"{qrels} names no relevant document; there is nothing to evaluate")
-  return Judged(documents, {id: queries[id] for id in grades}, grades)
+  return Judged(documents, queries, grades).only(grades)
 
 
 def read_corpus(path: epath.PathLike) -> list[Document]:
@@ -125,6 +129,6 @@ def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> d
   for name, end in zip(parts, ends, strict=True):
     documents = [document for document in data.documents if document.title in set(titles[start:end])]
     ids = {document.id for document in documents}
-    qrels = {query: grades for query, grades in data.qrels.items() if grades.keys() <= ids}
-    found[name], start = Judged(documents, {query: data.queries[query] for query in qrels}, qrels), end
+    inside = [query for query, grades in data.qrels.items() if grades.keys() <= ids]
+    found[name], start = data._replace(documents=documents).only(inside), end
   return found

@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.postings import Postings, best, build_postings
+from selfrag_jax.retrieval.postings import best, count_terms, document_frequency
 from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.text.words import words
 
@@ -42,7 +43,7 @@ class BM25Retriever(BaseRetriever):
     self._row_of: dict[str, int] = {}  # id -> row of the index
     self._index: Any = None
     self._later: dict[str, None] = {}  # the ids of documents that are not in the index
-    self._delta: tuple[Postings, np.ndarray, np.ndarray] | None = None
+    self._delta: Any = None  # the scores of the documents that are not in the index for each term [N, V]
 
   def _add(self, documents: Sequence[Document]) -> None:
     tokens = [words(document.text) for document in documents]
@@ -63,13 +64,9 @@ class BM25Retriever(BaseRetriever):
 
   def merge(self) -> None:
     """Build the index anew over all documents."""
-    self._rows = list(self._terms)
-    self._row_of = {id: row for row, id in enumerate(self._terms)}
-    self._later.clear()
-    self._index = self._empty_index()
+    self._begin_index()
     if any(self._terms.values()):
       self._index.index((list(self._terms.values()), dict(self._stems)), show_progress=False)
-    self._delta = None
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
     outside = len(self._later) + len(self._rows) - len(self._row_of)
@@ -113,30 +110,31 @@ class BM25Retriever(BaseRetriever):
   ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each query the best documents outside the index, as rows of `_later`, and their scores."""
     if self._delta is None:
-      rows = [self._terms[id] for id in self._later]
-      everything = build_postings(list(self._terms.values()), len(self._stems)).document_frequency
-      lengths = np.array([len(row) for row in rows])
+      df = document_frequency(count_terms(list(self._terms.values()), len(self._stems)))
+      idf = np.log1p((len(self._terms) - df + 0.5) / (df + 0.5))
       mean = np.mean([len(terms) for terms in self._terms.values()])
-      idf = np.log1p((len(self._terms) - everything + 0.5) / (everything + 0.5))
-      self._delta = build_postings(rows, len(self._stems)), idf, self._k1 * (1 - self._b + self._b * lengths / mean)
-    postings, idf, discount = self._delta
+      self._delta = delta = count_terms([self._terms[id] for id in self._later], len(self._stems))
+      discount = self._k1 * (1 - self._b + self._b * delta.sum(axis=1) / mean)
+      weights = np.repeat(idf, document_frequency(delta))
+      delta.data = weights * delta.data / (delta.data + discount[delta.indices])
     allowed, found = self._allowed(list(self._later), where), []
     for terms in asked:
-      scores = np.zeros(len(self._later))
-      for term in terms:
-        part = postings.of(term)
-        counts, rows = postings.counts[part], postings.rows[part]
-        scores[rows] += idf[term] * counts / (counts + discount[rows])
+      scores = self._delta[:, np.array(terms, int)].sum(axis=1)
       rows = best(scores, top_k, allowed)
       found.append((rows, scores[rows]))
     return found
 
-  def _empty_index(self) -> Any:
+  def _begin_index(self) -> None:
+    """Give all documents a row of a new index, which is to be filled."""
     import bm25s  # importing it runs a JAX operation, which must not come before jax.distributed starts
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every index that it builds
-    backend = "numba" if len(self._rows) >= COMPILED else "numpy"
-    return bm25s.BM25(k1=self._k1, b=self._b, method="lucene", backend=backend)
+    backend = "numba" if len(self._terms) >= COMPILED else "numpy"
+    self._index = bm25s.BM25(k1=self._k1, b=self._b, method="lucene", backend=backend)
+    self._rows = list(self._terms)
+    self._row_of = {id: row for row, id in enumerate(self._terms)}
+    self._later.clear()
+    self._delta = None
 
   @property
   def _index_size(self) -> int:
@@ -177,11 +175,8 @@ class BM25Retriever(BaseRetriever):
     arrays = read_npz(folder / "bm25.npz")
     terms, ends = arrays["terms"].tolist(), np.cumsum(arrays["lengths"]).tolist()
     scores = {name: arrays[name] for name in ("data", "indices", "indptr") if name in arrays}
-    starts = [0, *ends][: len(ends)]
-    self._rows = list(self._documents)
-    self._row_of = {id: row for row, id in enumerate(self._documents)}
-    self._terms = {id: terms[a:b] for id, a, b in zip(self._documents, starts, ends, strict=True)}
-    self._index = self._empty_index()
+    self._terms = {id: terms[a:b] for id, (a, b) in zip(self._documents, pairwise([0, *ends]), strict=True)}
+    self._begin_index()
     if scores:
       self._index.scores = {**scores, "num_docs": len(self._rows)}
       self._index.vocab_dict = {**self._stems, "": len(scores["indptr"]) - 1}

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from selfrag_jax.text.tokenizer import well_formed
+
 # Metadata that a build adds to a document. FILE: the file from which it was built. PART: the number of a chunk within
 # its document. FORMER: the file of a document that was added or merged, or that replaced a document of that file; a
 # sync that finds the id in a file replaces it.
@@ -157,11 +159,7 @@ def check_storable(document: Document) -> None:
 
 def is_utf8(text: str) -> bool:
   """Tell whether a text can be written as UTF-8; one with a lone surrogate, which JSON escapes allow, cannot."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
+  return well_formed(text) == text
 
 
 def _as_json(value: Any, what: str, **options: Any) -> bytes:

@@ -32,8 +32,7 @@ class Duplicates:
     key = hashlib.sha256(" ".join(text.split()).casefold().encode()).digest()
     if key in self._seen:
       return self._seen[key]
-    shingles = _shingles(text) if self._index is not None else frozenset()
-    if self._index is not None and shingles:  # a text without words repeats only the same text
+    if self._index is not None and (shingles := _shingles(text)):  # a text without words repeats only the same text
       from datasketch import MinHash
 
       minhash = MinHash(num_perm=PERMUTATIONS)

@@ -1,8 +1,6 @@
 """`HybridRetriever`, which fuses the rankings of two or more retrievers."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import numpy as np
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
-from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.composite import CompositeRetriever
 
 FUSIONS = ("rrf", "weighted")
 
@@ -32,7 +30,7 @@ def _is_number(value: Any) -> bool:
 
 
 @register("hybrid")
-class HybridRetriever(BaseRetriever):
+class HybridRetriever(CompositeRetriever):
   """A fusion of retrievers: each finds `depth` documents, scored by rank (`rrf`) or by normalised score (`weighted`).
 
   A document's score is the sum of these scores, each times its retriever's weight; a retriever that did not find the
@@ -77,6 +75,7 @@ class HybridRetriever(BaseRetriever):
     if not _is_number(rrf_k):
       raise ValueError(f"rrf_k = {rrf_k!r} must be a number of at least 0")
     super().__init__(
+      parts,
       retrievers=[part.name for part in parts],
       settings=[part.settings for part in parts],
       fusion=fusion,
@@ -84,43 +83,14 @@ class HybridRetriever(BaseRetriever):
       depth=check_k(depth, "depth"),
       rrf_k=rrf_k,
     )
-    self._parts = parts
-    self._take_over(parts)
-
-  @property
-  def parts(self) -> Sequence[BaseRetriever]:
-    return self._parts
-
-  def _add(self, documents: Sequence[Document]) -> None:
-    self._in_all(documents, [partial(part.add_documents, documents) for part in self.parts])
-
-  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
-    return partial(self._in_all, documents, [part._ready(documents) for part in self.parts])
-
-  def _in_all(self, documents: Sequence[Document], adds: Sequence[Callable[[], Any]]) -> None:
-    """Add documents to all parts by calling their functions `adds`; if one fails, remove them from all parts."""
-    done: list[BaseRetriever] = []
-    try:
-      for part, add in zip(self.parts, adds, strict=True):
-        add()
-        done.append(part)
-    except BaseException:
-      for part in done:
-        part.delete([document.id for document in documents])
-      raise
-
-  def _delete(self, ids: Sequence[str]) -> None:
-    for part in self.parts:
-      part.delete(ids)
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
-    if changed := [part.name for part in self.parts if len(part) != len(self)]:
-      raise ValueError(f"{changed[0]} was changed by itself: add and delete documents by the hybrid retriever")
+    self._check_parts()
     depth = min(max(top_k, self.settings["depth"]), len(self))
     rankings = [part._search(queries, depth, where) for part in self.parts]
-    rows = [self._fuse([(ranking.ids[i], ranking.scores[i]) for ranking in rankings]) for i in range(len(queries))]
     found = Hits([], [], [])
-    for components in rows:
+    for i in range(len(queries)):
+      components = self._fuse([(ranking.ids[i], ranking.scores[i]) for ranking in rankings])
       total = {id: sum(each["gives"] for each in said) for id, said in components.items()}
       best = sorted(total, key=lambda id: -total[id])[:top_k]
       found.ids.append(best)
@@ -138,13 +108,3 @@ class HybridRetriever(BaseRetriever):
         said = {"retriever": self.parts[part].name, "part": part, "rank": rank, "score": float(score)}
         found.setdefault(id, []).append({**said, "gives": weight * given[id]})
     return found
-
-  def _save(self, folder: Path) -> None:
-    for number, part in enumerate(self.parts):
-      (folder / str(number)).mkdir()
-      part._save(folder / str(number))
-
-  def _load(self, folder: Path) -> None:
-    for number, part in enumerate(self.parts):
-      part._documents = dict(self._documents)
-      part._load(folder / str(number))

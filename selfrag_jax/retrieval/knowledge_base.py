@@ -18,7 +18,7 @@ from selfrag_jax.retrieval.document import FILE, PART, Document, by_hand, file_o
 from selfrag_jax.retrieval.duplicates import Duplicates
 from selfrag_jax.retrieval.folder import UNFINISHED, check_output, verified
 from selfrag_jax.retrieval.listing import LeftOut, Source, list_sources
-from selfrag_jax.retrieval.reading import Chunking, dense_parts, length_counter, read_chunks
+from selfrag_jax.retrieval.reading import Chunking, dense_parts, read_chunks
 from selfrag_jax.storage.generation import DamagedError, discard_lock, version
 from selfrag_jax.storage.lock import lock_folder
 from selfrag_jax.storage.manifest import MANIFEST, file_digest
@@ -79,8 +79,7 @@ def prepare_knowledge_base(
   with _in_blocks(retriever, root, progress) as encoders:
     earlier = [] if old is None else old.documents
     places = {d.id: BY_HAND for d in earlier if FILE not in d.metadata and file_of(d) is None}
-    count = length_counter(chunking, retriever)
-    kept, counts = read_chunks(sources, left_out, chunking, count, places, duplicates=duplicates, progress=progress)
+    kept, counts = read_chunks(sources, left_out, chunking, retriever, places, duplicates=duplicates, progress=progress)
     if not kept:
       raise ValueError(f"{', '.join(map(str, inputs))}: no document is left; {left_out.told()}")
     if old is not None:

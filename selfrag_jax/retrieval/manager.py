@@ -10,7 +10,7 @@ from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.document import Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.listing import LeftOut, list_sources
-from selfrag_jax.retrieval.reading import Chunking, length_counter, read_chunks
+from selfrag_jax.retrieval.reading import Chunking, read_chunks
 from selfrag_jax.storage.atomic import write_bytes_atomic
 
 POSITIONS = ("before_user", "after_system")
@@ -103,9 +103,8 @@ class RetrievalManager:
     chunking = Chunking(**self.retriever.build.get("chunking", {"size": 0}))
     taken = () if upsert else {id for document in held for id in (document.id, whole_id(document))}
     places = dict.fromkeys(taken, "a document of the knowledge base, which only upsert (--upsert) replaces")
-    count = length_counter(chunking, self.retriever)
     sources = list_sources(paths, left_out)
-    chunks, counts = read_chunks(sources, left_out, chunking, count, places, progress=False)
+    chunks, counts = read_chunks(sources, left_out, chunking, self.retriever, places, progress=False)
     # a sync may replace a document of a file; a retriever that was not built from files is never synced
     new = [by_hand(chunk, file_of(chunk) if self.retriever.build else None) for chunk in chunks]
     added = self._replace(new) if upsert else self.retriever.add_documents(new)

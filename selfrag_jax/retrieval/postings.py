@@ -1,38 +1,22 @@
-"""Postings: for each term the documents that contain it, and how often."""
+"""Sparse matrices of documents and terms, and the best of their scores."""
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import chain
 
 import numpy as np
+from scipy.sparse import coo_array, csc_array
 
 
-class Postings(NamedTuple):
-  """The occurrences of all terms; `rows` and `counts` of term t lie from starts[t] to starts[t + 1]."""
-
-  starts: np.ndarray  # int64 [V + 1]
-  rows: np.ndarray  # int64 [P], the document's row, ascending within a term
-  counts: np.ndarray  # int64 [P], how often the term occurs there
-
-  @property
-  def document_frequency(self) -> np.ndarray:
-    """The number of documents that contain each term, int64 [V]."""
-    return np.diff(self.starts)
-
-  def of(self, term: int) -> slice:
-    """Return the slice of `rows` and `counts` for a term."""
-    return slice(self.starts[term], self.starts[term + 1])
+def count_terms(documents: Sequence[Sequence[int]], vocabulary_size: int) -> csc_array:
+  """Count the term ids of N documents, f64 [N, V]; the row of a document is its place in the list."""
+  terms = np.fromiter(chain.from_iterable(documents), np.int64)
+  rows = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+  return coo_array((np.ones(len(terms)), (rows, terms)), (len(documents), vocabulary_size)).tocsc()
 
 
-def build_postings(documents: Sequence[Sequence[int]], vocabulary_size: int) -> Postings:
-  """Count the term ids of documents; the row of a document is its place in the list."""
-  counted = [Counter(document) for document in documents]
-  rows = np.repeat(np.arange(len(counted)), [len(counter) for counter in counted])
-  terms = np.fromiter((term for counter in counted for term in counter), np.int64, len(rows))
-  counts = np.fromiter((count for counter in counted for count in counter.values()), np.int64, len(rows))
-  order = np.argsort(terms, kind="stable")
-  starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=vocabulary_size))])
-  return Postings(starts, rows[order], counts[order])
+def document_frequency(counts: csc_array) -> np.ndarray:
+  """Return the number of documents that contain each term, int [V]."""
+  return np.diff(counts.indptr)
 
 
 def best(scores: np.ndarray, top_k: int, allowed: np.ndarray | None = None) -> np.ndarray:

@@ -37,7 +37,7 @@ def read_chunks(
   sources: Mapping[str, Source],
   left_out: LeftOut,
   chunking: Chunking,
-  count: Count,
+  retriever: BaseRetriever,
   places: dict[str, str],
   *,
   duplicates: Duplicates | None = None,
@@ -46,8 +46,9 @@ def read_chunks(
   """Read files; return the chunks that are no duplicates, and the numbers of files, documents, chunks and duplicates.
 
   `places` maps each taken id to the place where it was found; the ids found here are added to it. Raises like
-  `read_source`, and ValueError for an id that is taken.
+  `read_source` and `length_counter`, and ValueError for an id that is taken.
   """
+  count = length_counter(chunking, retriever)
   counts, kept = Counter({"files": len(sources), "read": 0, "chunks": 0, "duplicates": 0}), []
   with tqdm(unit="doc", desc="reading", disable=not progress, mininterval=0.5) as bar:
     for name, source in sources.items():

@@ -4,7 +4,6 @@ A reranker is any function that maps a query and documents to scores; `RERANKERS
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from selfrag_jax.memory.diversity import diverse_order
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, create, register
+from selfrag_jax.retrieval.composite import CompositeRetriever
 from selfrag_jax.retrieval.dense import as_rows
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import normalized
@@ -68,7 +68,7 @@ RERANKERS: dict[str, Callable[..., Reranker]] = {
 
 
 @register("rerank")
-class RerankRetriever(BaseRetriever):
+class RerankRetriever(CompositeRetriever):
   """A retriever that sorts the best `depth` documents of another retriever by the scores of a reranker.
 
   Both scores are stretched to [0, 1] over the candidates. `weight` is the weight of the reranker's score; 1 ignores the
@@ -106,6 +106,7 @@ class RerankRetriever(BaseRetriever):
       if reranker == "cross-encoder" and "model_name" not in (reranker_settings or {}):
         raise ValueError('a cross-encoder needs reranker_settings={"model_name": a folder or a name on the hub}')
     super().__init__(
+      [first],
       retriever=first.name,
       reranker=reranker if isinstance(reranker, str) else FUNCTION,
       depth=check_k(depth, "depth"),
@@ -113,12 +114,7 @@ class RerankRetriever(BaseRetriever):
       retriever_settings=first.settings,
       reranker_settings=reranker_settings or {},
     )
-    self.first, self._given, self._depth, self._weight = first, reranker, depth, weight
-    self._take_over([first])
-
-  @property
-  def parts(self) -> Sequence[BaseRetriever]:
-    return (self.first,)
+    self.first, self._given = first, reranker
 
   @property
   def reranker(self) -> Reranker:
@@ -129,27 +125,17 @@ class RerankRetriever(BaseRetriever):
       self._given = RERANKERS[self._given](**self.settings["reranker_settings"])
     return self._given
 
-  def _add(self, documents: Sequence[Document]) -> None:
-    self.first.add_documents(documents)
-
-  def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
-    return self.first._ready(documents)
-
-  def _delete(self, ids: Sequence[str]) -> None:
-    self.first.delete(ids)
-
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
-    if len(self.first) != len(self):
-      raise ValueError(f"{self.first.name} was changed by itself: add and delete documents by the reranking retriever")
-    candidates = self.first.retrieve_batch(queries, max(top_k, self._depth), where=where)
-    found = Hits([], [])
+    self._check_parts()
+    candidates = self.first.retrieve_batch(queries, max(top_k, self.settings["depth"]), where=where)
+    found, weight = Hits([], []), self.settings["weight"]
     for query, documents in zip(queries, candidates, strict=True):
       ids = [document.id for document in documents]
       scores = np.asarray(self.reranker(query, documents), np.float64) if documents else np.zeros(0)
       if scores.shape != (len(ids),) or not np.isfinite(scores).all():
         raise ValueError(f"the reranker gave {scores.shape} scores for {len(ids)} documents, or some are not finite")
       new, old = normalized(ids, scores.tolist()), normalized(ids, [document.score or 0.0 for document in documents])
-      total = [self._weight * new[id] + (1 - self._weight) * old[id] for id in ids]
+      total = [weight * new[id] + (1 - weight) * old[id] for id in ids]
       order = np.argsort(-np.array(total), kind="stable")[:top_k]
       found.ids.append([ids[i] for i in order])
       found.scores.append([total[i] for i in order])
@@ -159,10 +145,3 @@ class RerankRetriever(BaseRetriever):
     super()._check_encoders(replaced)
     if self.settings["reranker"] == FUNCTION:
       _ = self.reranker  # raises if it is missing
-
-  def _save(self, folder: Path) -> None:
-    self.first._save(folder)
-
-  def _load(self, folder: Path) -> None:
-    self.first._documents = dict(self._documents)
-    self.first._load(folder)

@@ -8,7 +8,7 @@ import numpy as np
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.postings import best, build_postings
+from selfrag_jax.retrieval.postings import best, count_terms, document_frequency
 from selfrag_jax.text.words import words
 
 
@@ -39,26 +39,24 @@ class SimpleRetriever(BaseRetriever):
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
     if self._index is None:
       self._index = self._build()
-    ids, postings, idf, weights = self._index
+    ids, idf, weights = self._index
     allowed, found = self._allowed(ids, where), Hits([], [])
     for query in queries:
       known = [term for word in words(query) if (term := self._vocabulary.get(word)) is not None]
       terms, counts = np.unique(np.array(known, np.int64), return_counts=True)
       asked = counts * idf[terms]
-      scores = np.zeros(len(ids))
-      for term, weight in zip(terms, asked / max(np.linalg.norm(asked), 1e-300), strict=True):
-        part = postings.of(term)
-        scores[postings.rows[part]] += weight * weights[part]
+      scores = weights[:, terms] @ (asked / max(np.linalg.norm(asked), 1e-300))
       rows = best(scores, top_k, allowed)
       found.ids.append([ids[row] for row in rows])
       found.scores.append(scores[rows].tolist())
     return found
 
   def _build(self) -> Any:
-    """Return the ids by row, the postings, the weight of each term, and the weight of each posting."""
-    n, postings = len(self._terms), build_postings(list(self._terms.values()), len(self._vocabulary))
-    df = postings.document_frequency
+    """Return the ids by row, the weight of each term, and the weights of the terms of each document [N, V]."""
+    n, weights = len(self._terms), count_terms(list(self._terms.values()), len(self._vocabulary))
+    df = document_frequency(weights)
     idf = np.log((1 + n) / (1 + df)) + 1
-    weights = postings.counts * np.repeat(idf, df)
-    norms = np.sqrt(np.bincount(postings.rows, weights**2, minlength=n))
-    return list(self._terms), postings, idf, weights / norms[postings.rows]
+    weights.data *= np.repeat(idf, df)
+    norms = np.sqrt(np.bincount(weights.indices, weights.data**2, minlength=n))
+    weights.data /= norms[weights.indices]
+    return list(self._terms), idf, weights

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from selfrag_jax.retrieval.document import DEEPEST, Document, is_deeper, is_utf8
-from selfrag_jax.storage.json_lines import parse_object, read_lines
+from selfrag_jax.storage.json_lines import parse_object, raise_error, read_lines
 
 IDS = ("id", "_id", "wikipedia_id", "docid")
 TITLES = ("title", "wikipedia_title")
@@ -56,7 +56,7 @@ def read_source(name: str, path: Path, failed: Callable[[ValueError], None] | No
   Raises ValueError, with file and line, for a line or file that is no document or has no text, and NotTextError for a
   file that is not text at all. If `failed` is given, it is called with the error instead, and the next line is read.
   """
-  yield from READERS[path.suffix.lower()](name, path, failed or _raise)
+  yield from READERS[path.suffix.lower()](name, path, failed or raise_error)
 
 
 def clean(text: str) -> str:
@@ -65,10 +65,6 @@ def clean(text: str) -> str:
   kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
   kept = _LINES.sub("\n", _BLANKS.sub(" ", kept))
   return re.sub(r"\n{3,}", "\n\n", kept).strip()
-
-
-def _raise(error: ValueError) -> None:
-  raise error
 
 
 def _jsonl(name: str, path: Path, failed: Callable[[ValueError], None]) -> Iterator[Found]:

@@ -16,26 +16,28 @@ def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None
   Raises ValueError, with file and line number, for a line that is not UTF-8 or has 32 MiB or more. If `failed` is
   given, it is called with the error instead, and reading goes on with the next line.
   """
+  failed = failed or raise_error
   # bytes are split only at newlines; text is also split at characters that may stand inside a title
   with epath.Path(path).open("rb") as file:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-      error, text = None, ""
+      where = f"{path}, line {number}"
       if len(line) == LONGEST_LINE:
-        error = ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line")
-        while failed is not None and line and not line.endswith(b"\n"):
+        failed(ValueError(f"{where}: longer than {LONGEST_LINE >> 20} MiB; put one record on each line"))
+        while line and not line.endswith(b"\n"):
           line = file.readline(LONGEST_LINE)
-      else:
-        try:
-          text = line.decode("utf-8").strip("\r\n")
-        except UnicodeDecodeError as reason:
-          error = ValueError(f"{path}, line {number}: {reason}; save the file as UTF-8")
-      if error is None:
-        if text.strip():
-          yield number, text
-      elif failed is None:
-        raise error from None
-      else:
-        failed(error)
+        continue
+      try:
+        text = line.decode("utf-8").strip("\r\n")
+      except UnicodeDecodeError as error:
+        failed(ValueError(f"{where}: {error}; save the file as UTF-8"))
+        continue
+      if text.strip():
+        yield number, text
+
+
+def raise_error(error: ValueError) -> None:
+  """Raise an error without the one that it was made of."""
+  raise error from None
 
 
 def refuse_pointer(path: epath.PathLike) -> None:

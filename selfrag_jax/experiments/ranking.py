@@ -1,0 +1,87 @@
+"""The common part of the experiments that train a model to rank the documents of a judged collection."""
+
+import abc
+import os
+from typing import Any, ClassVar
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.encoders.load import load_text_encoder
+from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
+from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report
+from selfrag_jax.settings import settings
+from selfrag_jax.train.loop import LoopConfig
+from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.typing import Params
+
+
+class RankingExperiment(abc.ABC):
+  """A model, the parts of the collection by name (train, valid, test), and the settings of the training.
+
+  The training and the report have the experiment's `name`; the trained model is written to `folder` in the workdir.
+  The scores of `compared` are reported, and compared with those of the first.
+  """
+
+  name: ClassVar[str]
+  folder: ClassVar[str]
+  compared: ClassVar[tuple[str, ...]]
+
+  def __init__(self, config: dict[str, Any], mesh: Mesh, kind: type):
+    """Load the collection and the encoder of a config; `kind` is the dataclass of the training's settings.
+
+    Raises ValueError with the fix for a wrong config.
+    """
+    self.config, self.mesh = config, mesh
+    self.settings: Any = settings(kind, config[self.name], self.name)
+    self.loop = settings(LoopConfig, config["loop"], "loop")
+    self.data = read_parts(settings(JudgedTitles, config["data"], "data"))
+    self.encoder: Any = load_text_encoder(config["init"])
+
+  @abc.abstractmethod
+  def phase(self) -> GradientPhase:
+    """Return the training phase."""
+
+  @abc.abstractmethod
+  def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
+    """Score the rankings of the test part that are `compared`; return the scores and further values of the report."""
+
+  @property
+  def counts(self) -> dict[str, int]:
+    """The number of queries in each part, as the report names it."""
+    return {f"{part}.queries": len(data.queries) for part, data in self.data.items()}
+
+  def report(self, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
+    """Take the phase's parameters, write the model, and write the report: `NAME.json`, `.csv` and `.png`."""
+    workdir = epath.Path(workdir)
+    folder = os.fspath(workdir / self.folder)
+    self.encoder.check_folder(folder)  # an error comes now, not after the training
+    print(sizes(self.data), flush=True)
+    with jax.set_mesh(self.mesh):
+      params = jax.device_get(take(self.phase()))
+    self.encoder.save(folder, params)
+    scores, found = self.compare(params)
+    return write_report(workdir, self.name, scores, {**self.counts, **found, "config": self.config})
+
+
+def run(experiment: RankingExperiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Train, write the model to the workdir, and report it beside the others that it is compared with."""
+  return experiment.report(workdir, by_training(workdir, experiment.loop, {"config": experiment.config}))
+
+
+def evaluate(experiment: RankingExperiment, workdir: epath.PathLike) -> dict[str, Any]:
+  """Report as `run` does, but from the checkpoint of the last step."""
+  return experiment.report(workdir, by_reading(workdir, {}))
+
+
+def value_names(experiment: RankingExperiment) -> set[str]:
+  """Return the names of the numbers that the report will have."""
+  return names_of_values(experiment.compared, experiment.compared[0]) | experiment.counts.keys()
+
+
+def print_plan(experiment: RankingExperiment, phase: GradientPhase) -> None:
+  """Print the mesh, the parameters, and the memory that the compiled update needs."""
+  with jax.set_mesh(experiment.mesh):
+    print_encoder_plan(experiment.mesh, experiment.encoder.params, {phase.name: phase})
