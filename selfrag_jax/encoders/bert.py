@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import reprlib
+import string
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -110,26 +111,23 @@ def init_bert(config: BertConfig, key: PRNGKey) -> Params:
   return Bert(config).init(key, jnp.zeros((1, 8), jnp.int32), jnp.ones((1, 8), bool))
 
 
-# our parameter names -> those of transformers; {} stands for the layer number
-_TABLES = {
+# our modules -> those of transformers; {} stands for the layer number, which follows our name
+_MODULES = {
   "tokens": "embeddings.word_embeddings",
   "positions": "embeddings.position_embeddings",
   "types": "embeddings.token_type_embeddings",
-}
-_NORMS = {
   "norm": "embeddings.LayerNorm",
-  "attention_norm_{}": "encoder.layer.{}.attention.output.LayerNorm",
-  "mlp_norm_{}": "encoder.layer.{}.output.LayerNorm",
+  "query_": "encoder.layer.{}.attention.self.query",
+  "key_": "encoder.layer.{}.attention.self.key",
+  "value_": "encoder.layer.{}.attention.self.value",
+  "attention_": "encoder.layer.{}.attention.output.dense",
+  "attention_norm_": "encoder.layer.{}.attention.output.LayerNorm",
+  "up_": "encoder.layer.{}.intermediate.dense",
+  "down_": "encoder.layer.{}.output.dense",
+  "mlp_norm_": "encoder.layer.{}.output.LayerNorm",
+  "pooler": "pooler.dense",
+  "head": "classifier",
 }
-_DENSE = {
-  "query_{}": "encoder.layer.{}.attention.self.query",
-  "key_{}": "encoder.layer.{}.attention.self.key",
-  "value_{}": "encoder.layer.{}.attention.self.value",
-  "attention_{}": "encoder.layer.{}.attention.output.dense",
-  "up_{}": "encoder.layer.{}.intermediate.dense",
-  "down_{}": "encoder.layer.{}.output.dense",
-}
-_HEAD = {"pooler": "bert.pooler.dense", "head": "classifier"}
 _FIELDS = {
   "vocab_size": "vocab_size",
   "hidden_size": "d_model",
@@ -141,18 +139,13 @@ _FIELDS = {
 }
 
 
-def _names(config: BertConfig) -> dict[str, str]:
-  """Map the paths of our parameters to the tensor names of transformers."""
-  prefix = "bert." if config.labels else ""  # a model with a head holds the model without one as a part
-  names = {f"{ours}/embedding": f"{prefix}{theirs}.weight" for ours, theirs in _TABLES.items()}
-  for ours, theirs in (_NORMS | _DENSE).items():
-    for layer in range(config.n_layers) if "{}" in ours else [0]:
-      weight = "scale" if ours in _NORMS else "kernel"
-      for mine, kind in ((weight, "weight"), ("bias", "bias")):
-        names[f"{ours.format(layer)}/{mine}"] = f"{prefix}{theirs.format(layer)}.{kind}"
-  for ours, theirs in _HEAD.items() if config.labels else ():
-    names |= {f"{ours}/kernel": f"{theirs}.weight", f"{ours}/bias": f"{theirs}.bias"}
-  return names
+def _their_name(ours: str, config: BertConfig) -> str:
+  """Return the name in transformers of a parameter of ours, such as `query_0/kernel`."""
+  module, leaf = ours.split("/")
+  name = module.rstrip(string.digits)
+  # a model with a head holds the model without one as a part
+  prefix = "bert." if config.labels and name != "head" else ""
+  return f"{prefix}{_MODULES[name].format(module[len(name) :])}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def read_bert(folder: Path, dtype: str, *, labels: int = 0) -> tuple[BertConfig, Params, WordPieceTokenizer]:
@@ -238,7 +231,7 @@ def _check_pooling(folder: Path, name: str) -> None:
     raise ValueError(f"{path}: the pooling is {reprlib.repr(pooling)}; implemented is only the mean")
 
 
-def exported(config: BertConfig) -> tuple[str, ...]:
+def _exported(config: BertConfig) -> tuple[str, ...]:
   """Return the names of the files that `write_bert` writes beside the config and the weights."""
   return VOCABULARY, LIMITS, TOKENIZER_CONFIG, *(() if config.labels else (MODULES, POOLING))
 
@@ -252,8 +245,8 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
 
   leaves = flatten_dict(jax.device_get(params)["params"], sep="/")
   tensors = {
-    theirs: np.ascontiguousarray(np.asarray(leaves[ours], np.float32).T if ours.endswith("kernel") else leaves[ours])
-    for ours, theirs in _names(config).items()
+    _their_name(ours, config): np.ascontiguousarray(np.asarray(leaf, np.float32).T if ours.endswith("kernel") else leaf)
+    for ours, leaf in leaves.items()
   }
   architecture = "BertForSequenceClassification" if config.labels else "BertModel"
   fields = {theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()} | {
@@ -264,7 +257,7 @@ def write_bert(folder: Path, config: BertConfig, params: Params, tokenizer: Word
     "pad_token_id": tokenizer.special["[PAD]"],
     **({"num_labels": config.labels} if config.labels else {}),
   }
-  with export_folder(folder, fields, exported(config)):
+  with export_folder(folder, fields, _exported(config)):
     write_bytes_atomic(folder / WEIGHTS, save(tensors, MARK))
     write_bytes_atomic(folder / VOCABULARY, "".join(f"{piece}\n" for piece in tokenizer.pieces).encode())
     write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
@@ -287,11 +280,11 @@ def _write_modules(folder: Path, config: BertConfig) -> None:
 
 def _read_params(config: BertConfig, path: Path) -> Params:
   tensors, leaves = open_safetensors(path), {}
-  names = _names(config)
+  shapes = flatten_dict(nn.unbox(jax.eval_shape(lambda: init_bert(config, jax.random.key(0))))["params"], sep="/")
+  names = {ours: _their_name(ours, config) for ours in shapes}
   if missing := [theirs for theirs in names.values() if theirs not in tensors]:
     raise ValueError(f"{path} has no tensor {missing[0]} ({len(missing)} are missing), which {CONFIG} calls for")
-  shapes = nn.unbox(jax.eval_shape(lambda: init_bert(config, jax.random.key(0))))["params"]
-  for ours, shape in flatten_dict(shapes, sep="/").items():
+  for ours, shape in shapes.items():
     turned = ours.endswith("kernel")
     values = read_weight(path, tensors, names[ours], shape.shape[::-1] if turned else shape.shape).astype(np.float32)
     leaves[ours] = values.T if turned else values
@@ -320,14 +313,27 @@ def embed(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
   return unit(total / jnp.maximum(lengths_B, 1)[:, None])
 
 
-class BertEncoder(TextEncoder):
-  """A BERT with mean pooling and normalised vectors, such as all-MiniLM-L6-v2."""
+class BertModel:
+  """A BERT with its parameters and its tokenizer, and the folder in which `read_bert` finds all three."""
 
   def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
     self.config, self.params, self.tokenizer, self.max_tokens = config, params, tokenizer, config.max_tokens
 
   def init(self, key: PRNGKey) -> Params:
+    """Draw parameters, boxed with the names of their logical axes."""
     return init_bert(self.config, key)
+
+  def check_folder(self, folder: str | os.PathLike) -> None:
+    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
+    check_export(Path(folder), _exported(self.config))
+
+  def save(self, folder: str | os.PathLike, params: Params) -> None:
+    """Write a folder that transformers and sentence-transformers can load too. Raises like `write_bert`."""
+    write_bert(Path(folder), self.config, params, self.tokenizer)
+
+
+class BertEncoder(BertModel, TextEncoder):
+  """A BERT with mean pooling and normalised vectors, such as all-MiniLM-L6-v2."""
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each text between `[CLS]` and `[SEP]`, cut to `max_tokens` in all."""
@@ -339,11 +345,3 @@ class BertEncoder(TextEncoder):
 
   def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
     return embed(self.config, params, tokens_BxT, lengths_B)
-
-  def check_folder(self, folder: str | os.PathLike) -> None:
-    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
-    check_export(Path(folder), exported(self.config))
-
-  def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the encoder in the format of sentence-transformers, which can load it too. Raises like `write_bert`."""
-    write_bert(Path(folder), self.config, params, self.tokenizer)

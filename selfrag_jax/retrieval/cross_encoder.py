@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -14,11 +13,9 @@ import numpy as np
 from selfrag_jax.encoders import bert
 from selfrag_jax.encoders.base import STEP, computed_in
 from selfrag_jax.encoders.batches import Spread, embed_by_length
-from selfrag_jax.encoders.bert import Bert, BertConfig, BertEncoder, locate_bert
-from selfrag_jax.model.stored import check_export
+from selfrag_jax.encoders.bert import Bert, BertConfig, BertEncoder, BertModel, locate_bert
 from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 QUERY_TOKENS = 64  # most tokens of a query; the document gets the rest of the row
@@ -35,12 +32,10 @@ def score(config: BertConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
   return scores[:, 0]
 
 
-class CrossEncoder:
+class CrossEncoder(BertModel):
   """A reranker: a function that maps a query and N documents to scores f32 [N]; higher is better."""
 
-  def __init__(self, config: BertConfig, params: Params, tokenizer: WordPieceTokenizer):
-    self.config, self.params, self.tokenizer = config, params, tokenizer
-    self._spread: Spread | None = None
+  _spread: Spread | None = None
 
   @classmethod
   def from_encoder(cls, encoder: BertEncoder, key: PRNGKey) -> "CrossEncoder":
@@ -50,10 +45,6 @@ class CrossEncoder:
     head = {name: fresh[name] for name in ("pooler", "head")}
     return cls(config, {"params": {**encoder.params["params"], **head}}, encoder.tokenizer)
 
-  def init(self, key: PRNGKey) -> Params:
-    """Draw parameters, boxed with the names of their logical axes."""
-    return bert.init_bert(self.config, key)
-
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
     """Score N documents for a query, f32 [N]."""
     rows = self.pairs([query] * len(documents), [document.text for document in documents])
@@ -62,27 +53,15 @@ class CrossEncoder:
   def scores(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Score N rows of token ids that `pairs` returns, f32 [N]."""
     if self._spread is None or self._spread.params is not self.params:
-      read = lambda params, *batch: score(self.config, params, *batch, self._closing)[:, None]
+      closing = self.tokenizer.special["[SEP]"]
+      read = lambda params, *batch: score(self.config, params, *batch, closing)[:, None]
       self._spread = Spread(read, self.params)
-    longest = self.config.max_tokens
-    rounded = lambda length: min(round_up(length, STEP), max(longest, length))
+    rounded = lambda length: min(round_up(length, STEP), max(self.max_tokens, length))
     return embed_by_length(rows, self._spread, 1, rounded)[:, 0]
 
   def pairs(self, queries: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of `[CLS] query [SEP] text [SEP]` for each pair, cut to `max_tokens`."""
     return join_pairs(self.tokenizer.encode_batch(queries), self.tokenizer.encode_batch(texts), self)
-
-  @property
-  def _closing(self) -> int:
-    return self.tokenizer.special["[SEP]"]
-
-  def check_folder(self, folder: str | os.PathLike) -> None:
-    """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
-    check_export(Path(folder), bert.exported(self.config))
-
-  def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write a folder that `load_cross_encoder` and transformers can load."""
-    bert.write_bert(Path(folder), self.config, params, self.tokenizer)
 
 
 def join_pairs(
@@ -92,8 +71,8 @@ def join_pairs(
   first, last = encoder.tokenizer.special["[CLS]"], encoder.tokenizer.special["[SEP]"]
   rows = []
   for query, text in zip(queries, texts, strict=True):
-    head = [first, *query[: min(QUERY_TOKENS, encoder.config.max_tokens // 2)], last]
-    rows.append([*head, *text[: encoder.config.max_tokens - len(head) - 1], last])
+    head = [first, *query[: min(QUERY_TOKENS, encoder.max_tokens // 2)], last]
+    rows.append([*head, *text[: encoder.max_tokens - len(head) - 1], last])
   return rows
 
 

@@ -12,19 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import Checked, Count, Range
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.checked import Count, Range
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder, join_pairs, score
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
 from selfrag_jax.train.phases.encoder import padded
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class RerankPhaseConfig(Checked):
+class RerankPhaseConfig(BatchConfig):
   """Training of a cross-encoder on the candidates of BM25."""
 
   steps: Count = 300
@@ -32,14 +30,11 @@ class RerankPhaseConfig(Checked):
   negatives: Count = 5  # candidates beside the relevant one
   depth: Count = 50  # of BM25's ranking: candidates come from it in training, all of it is reranked in evaluation
   tokens: Annotated[int, Range(16, 2**20)] = 224  # of query and document together
-  accumulate: Count = 1
-  optimizer: OptimizerConfig = OptimizerConfig()
 
   def __post_init__(self):
     super().__post_init__()
     if self.depth < self.negatives:
       raise ValueError(f"depth {self.depth} must be at least negatives {self.negatives}, which come from that depth")
-    check_split(self.batch_size, self.accumulate, "batch_size")
 
 
 class RerankPhase(GradientPhase):
@@ -58,7 +53,7 @@ class RerankPhase(GradientPhase):
     seed: int,
     evaluate_params: Callable[[Params], Mapping[str, float]],
   ):
-    check_batch(mesh, config.batch_size // config.accumulate, f"{name}.batch_size / {name}.accumulate")
+    config.check_mesh(mesh, name)
     super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
     self.task, self._encoder, self._config = task, encoder, config
     self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
