@@ -2,6 +2,8 @@
 
 python launch/train.py --config=configs/pretrain.py             lists of facts and questions, generated on demand
 python launch/train.py --config=configs/pretrain.py:sentence    any variant of selfrag_jax/tasks/facts.py
+
+Before sentences, a phase `pairs` reads lists of names and codes: recall forms there on every seed that was tried.
 """
 
 from typing import Any, NamedTuple
