@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import selfrag_jax.train
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.retrieval import __main__ as retrieval
@@ -121,7 +122,8 @@ def model(monkeypatch):
   sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2, "ssm_state": 8, "ssm_head_dim": 16}
   config = ModelConfig(tokenizer.vocab_size, block_pattern="MT", **sizes)
   model = load.LoadedModel(config, nn.unbox(init_params(config, jax.random.key(0))), {}, tokenizer)
-  monkeypatch.setattr(load, "load_model", lambda source, phase=None: model)
+  for module in (load, selfrag_jax.train, selfrag_jax):  # packages keep a name once it has been looked up
+    monkeypatch.setattr(module, "load_model", lambda source, phase=None: model)
   return model
 
 
