@@ -3,6 +3,7 @@
   python launch/eval.py --config=configs/headlines.py                       position recall and REFRAG
   python launch/eval.py --config=configs/headlines.py:position_recall       position recall alone
   python launch/eval.py --config=configs/headlines.py:refrag
+  python launch/eval.py --config=configs/headlines.py:refrag_mamba          one group of runs
   python launch/eval.py --config=configs/headlines.py:rerank --data=FOLDER  the reranker, on a BEIR folder
 
 Every run uses the config of that name and has a folder of its own. A stopped run is resumed; of a finished run, only
@@ -30,13 +31,13 @@ SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(
 
 
 def get_config(which: str = "all") -> ml_collections.ConfigDict:
-  """Return the config of the runs of one experiment, or of all experiments that need no data."""
-  parts = {"position_recall": _recall_runs, "refrag": _search_runs, "rerank": _rerank_runs}
-  if which not in ("all", *parts):
-    raise ValueError(f"configs/headlines.py has the variants all, {', '.join(parts)}, not {which!r}")
-  chosen = ("position_recall", "refrag") if which == "all" else (which,)
-  groups = {name: run for part in chosen for name, run in parts[part]().items()}
-  return full_config(sweep.SECTIONS, {"experiment": "sweep", "workdir": "runs/headlines", "runs": groups})
+  """Return the config of one group of runs, of an experiment's groups, or of all experiments that need no data."""
+  recall, search, ranking = _recall_runs(), _search_runs(), _rerank_runs()
+  variants = {"all": recall | search, "position_recall": recall, "refrag": search}
+  variants |= {group: {group: runs} for group, runs in (recall | search | ranking).items()}
+  if which not in variants:
+    raise ValueError(f"configs/headlines.py has the variants {', '.join(variants)}, not {which!r}")
+  return full_config(sweep.SECTIONS, {"experiment": "sweep", "workdir": "runs/headlines", "runs": variants[which]})
 
 
 def _recall_runs() -> dict[str, Any]:

@@ -12,6 +12,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 3.4e38  # about the largest float32
 
@@ -51,9 +53,12 @@ MeshShape = tuple[Annotated[int, Range(-1, LARGEST_SIZE)], ...]
 
 
 class Checked:
-  """A base class for dataclasses: the fields are checked when an object is made."""
+  """A base class for dataclasses: the fields are checked when an object is made; NumPy scalars become Python values."""
 
   def __post_init__(self):
+    for name, value in vars(self).items():
+      if isinstance(value, np.generic):
+        object.__setattr__(self, name, value.item())  # the dataclass may be frozen
     check_fields(type(self), vars(self), "")
 
 

@@ -3,15 +3,27 @@
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from selfrag_jax.experiments.documents import DocumentsConfig
 from selfrag_jax.experiments.self_rag import FactsData, TextFiles
+from selfrag_jax.self_rag import SelfRAGConfig
 from selfrag_jax.settings import full_config, read_config, settings
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.refrag import RLConfig
 from selfrag_jax.train.phases.sft import SFTConfig
+
+
+def test_numpy_scalars_become_python_values():
+  config = SelfRAGConfig(top_k=np.int64(3), contrastive_weight=np.float32(0.5))
+  assert (type(config.top_k), type(config.contrastive_weight)) == (int, float)
+  assert config == SelfRAGConfig(top_k=3, contrastive_weight=0.5)
+  with pytest.raises(ValueError, match="top_k is 0; it must be a whole number, at least 1"):
+    SelfRAGConfig(top_k=np.int64(0))
+  with pytest.raises(ValueError, match="top_k is True"):
+    SelfRAGConfig(top_k=np.bool_(True))
 
 
 def test_sections_nest_and_defaults_fill_up():

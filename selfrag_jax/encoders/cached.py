@@ -2,7 +2,8 @@
 
 import hashlib
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from selfrag_jax.encoders.base import Encoder
 from selfrag_jax.encoders.batches import reporting
 from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.typing import Params
 
 BLOCK = 1024  # texts: a few seconds of work, the most that a killed build loses
 
@@ -31,16 +33,40 @@ class CachedEncoder(Encoder):
   """A base class for encoders that keep the vectors of another encoder, to which they pass all other calls."""
 
   def __init__(self, encoder: Encoder):
-    self._encoder = encoder
+    self._encoder, self.name = encoder, encoder.name
 
+  @property
+  def width(self) -> int:
+    return self._encoder.width
 
-def _passed_on(name: str) -> property:
-  return property(lambda self: getattr(self._encoder, name), lambda self, value: setattr(self._encoder, name, value))
+  def fit(self, texts: Sequence[str]) -> None:
+    self._encoder.fit(texts)
 
+  @property
+  def constants(self) -> dict[str, np.ndarray]:
+    return self._encoder.constants
 
-# all members of the protocol: a wrapper hides nothing of its encoder
-for _member in [name for name in vars(Encoder) if not name.startswith("_")]:
-  setattr(CachedEncoder, _member, _passed_on(_member))
+  @constants.setter
+  def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
+    self._encoder.constants = arrays
+
+  @property
+  def learned_params(self) -> Params:
+    return self._encoder.learned_params
+
+  @property
+  def fingerprint(self) -> str | None:
+    return self._encoder.fingerprint
+
+  @property
+  def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
+    return self._encoder.count_tokens
+
+  def terms(self, text: str) -> AbstractSet[int]:
+    return self._encoder.terms(text)
+
+  def is_familiar(self, text: str) -> bool:
+    return self._encoder.is_familiar(text)
 
 
 class CorpusEncoder(CachedEncoder):

@@ -39,7 +39,9 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
       while at < len(tokens) and not sampled[at] and int(tokens[at]) != control.answer_start:
         at += 1
       continue
-    ends = np.flatnonzero(tokens[at + 1 :] == closing.get(opening, -1))  # -1 is no token
+    if opening not in closing:
+      break
+    ends = np.flatnonzero(tokens[at + 1 :] == closing[opening])
     if not len(ends):
       break
     end = at + 1 + int(ends[0])

@@ -89,18 +89,19 @@ def prepare_knowledge_base(
     embedded = _total(sum(encoder.embedded for encoder in encoders))
     report = {**counts, **left_out.report()}
     if old is not None:
-      gone = set(map(whole_id, earlier)) - set(map(whole_id, retriever.documents))
-      report |= {"removed": len(gone), "replaced": len(set(map(whole_id, replaced)))}
-    retriever.build = {
-      "chunking": dataclasses.asdict(chunking),
-      "near_duplicates": near_duplicates,
-      "files": _digests(sources, left_out, {} if old is None else old.build.get("files", {})),
-      "encoders": [encoder.key for encoder in encoders],
-      "counts": {**counts, "bad": left_out.bad},
-      "left_out": report["left_out"],
-    }
+      report |= _changes(earlier, retriever.documents, replaced)
+    arguments = {"chunking": dataclasses.asdict(chunking), "near_duplicates": near_duplicates}
+    files = _digests(sources, left_out, {} if old is None else old.build.get("files", {}))
+    found = {"counts": {**counts, "bad": left_out.bad}, "left_out": report["left_out"]}
+    retriever.build = {**arguments, "files": files, "encoders": [encoder.key for encoder in encoders], **found}
     _publish(retriever, root)
   return {"documents": len(retriever), **report, "embedded": embedded}
+
+
+def _changes(earlier: Iterable[Document], now: Iterable[Document], replaced: Iterable[Document]) -> dict[str, int]:
+  """Count the documents, not their chunks, that a sync has removed and replaced."""
+  gone = set(map(whole_id, earlier)) - set(map(whole_id, now))
+  return {"removed": len(gone), "replaced": len(set(map(whole_id, replaced)))}
 
 
 def _carried_over(

@@ -245,8 +245,15 @@ def _merge(into: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 _forked: weakref.WeakSet[Any] = weakref.WeakSet()  # objects with locks, which a fork may find held by no thread
+
+
+def _begin_in_fork() -> None:
+  for shared in list(_forked):
+    shared._begin()
+
+
 if hasattr(os, "register_at_fork"):
-  os.register_at_fork(after_in_child=lambda: [shared._begin() for shared in list(_forked)])
+  os.register_at_fork(after_in_child=_begin_in_fork)
 
 
 class EngineCache:

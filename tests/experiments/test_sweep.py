@@ -172,6 +172,13 @@ def test_the_config_has_fresh_seeds_for_every_headline():
   assert min(run["seed"] for runs in groups.values() for run in runs.values()) >= 10  # those below served for tuning
 
 
+def test_one_group_can_be_run_alone():
+  both = headlines.get_config().to_dict()["runs"]
+  assert headlines.get_config("refrag_mamba").to_dict()["runs"] == {"refrag_mamba": both["refrag_mamba"]}
+  with pytest.raises(ValueError, match=r"has the variants all, position_recall, refrag, .*refrag_mamba.*, not 'mamba'"):
+    headlines.get_config("mamba")
+
+
 def test_what_is_done_is_summarised_without_a_run(runs, tmp_path):
   _, made = runs
   (tmp_path / "hops" / "seed1").mkdir(parents=True)
