@@ -178,10 +178,12 @@ def test_every_command_is_of_a_kind_that_is_checked():
 
 # stands in for the launcher's main function: reads the flags and the config, and goes no further
 PARSE = """
-import json, os, runpy, sys
+import importlib, json, os, pathlib, runpy, sys
 from absl import app
 launcher = sys.argv[1]
-sys.path.insert(0, "launch")
+sys.path[:0] = ["launch", "."]
+for config in pathlib.Path("configs").glob("[!_]*.py"):  # imported once for all command lines
+  importlib.import_module(f"configs.{config.stem}")
 for words in json.loads(sys.argv[2]):
   if not os.fork():  # flags are global: each command line has a process of its own
     def parse(main, flags_parser):
