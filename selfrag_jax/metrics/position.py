@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from selfrag_jax.metrics.statistics import bootstrap_interval, mcnemar, wilson_interval
 
@@ -38,6 +37,8 @@ def homogeneity(hits_NxB: ArrayLike) -> float:
   table = np.stack([hits.sum(axis=0), (~hits).sum(axis=0)])
   if (table.sum(axis=1) == 0).any():
     return 1.0
+  from scipy import stats  # imports slowly; every launcher imports this module
+
   return float(stats.chi2_contingency(table, correction=False).pvalue)
 
 
