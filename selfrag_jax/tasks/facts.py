@@ -111,7 +111,8 @@ class Facts:
   kv, kv_uuid, sentence: any fact can be asked for. needle: one fact among sentences that state no fact.
   needle_multi_key: also facts about other names. needle_multi_value: also a second value of the same name. paraphrase:
   a fact has one of three wordings, the question a fourth. two_fact: the question names one fact, which names the other.
-  conflict: the name also has an older value, read first, and the newest value is right.
+  conflict: the name also has an older value, read anywhere before the newest, which is right; as the newest moves, the
+  older one moves with it.
 
   `chance` is the accuracy of a guess among all values. Raises ValueError for an unknown variant, for fewer facts than
   an episode needs, and for more facts than there are held-out names.
@@ -232,6 +233,9 @@ class Facts:
     place = np.arange(self.n_facts)[None, :]
     depths_Bx1 = depths[:, None]
     order = np.where(place == depths_Bx1, 0, place + (place < depths_Bx1))
+    if self.variant == "conflict":  # fact 1 at any place before fact 0: at a fixed one, no ages would be compared
+      older = ((partners - 1) * depths // (self.n_facts - 1))[:, None]
+      order = np.where(place < older, place + 2, np.where(place == older, 1, order))
     facts = _fill(self._statements[kinds], words)[rows[:, None], order]
     moved = partners - (partners <= depths_Bx1[:, 0])
     needed = np.stack([depths_Bx1[:, 0], moved], axis=1) if two_facts else depths_Bx1
@@ -244,7 +248,7 @@ class Facts:
   ) -> tuple[np.ndarray, np.ndarray, int]:
     """Draw the words [n, 8] and the statements [n] of facts about `names` [n, 2], and the partner of fact 0."""
     variant, n = self.variant, self.n_facts
-    partner = 1 if variant == "conflict" else int(rng.integers(1, n))
+    partner = int(rng.integers(1, n))
     others = names[rng.permutation(n)]
     values = rng.integers(len(self._values), size=(n, 4))
     kinds = np.zeros(n, int)
@@ -264,8 +268,9 @@ class Facts:
       elif variant == "needle_multi_value":
         kinds[partner], others[[0, partner], 0] = 0, rng.permutation(self._ordinals)
     if variant in ("conflict", "needle_multi_value"):
-      names[partner] = names[0]
-      values[partner] = values[0] + rng.integers(2, len(self._values))  # unlike fact 0, also if changed
+      other = 1 if variant == "conflict" else partner
+      names[other] = names[0]
+      values[other] = values[0] + rng.integers(2, len(self._values))  # unlike fact 0, also if changed
     if changed:
       values[partner if variant == "two_fact" else 0] += 1
     return np.concatenate([names, others, self._values[values % len(self._values)]], axis=1), kinds, partner

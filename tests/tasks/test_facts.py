@@ -33,6 +33,10 @@ def test_only_one_fact_moves(variant):
     facts, question, answer = read(task, episodes, row)
     moving = facts.pop(depth)
     assert episodes.needed[row, 0] == depth
+    if variant == "conflict":  # the older value moves too, to stay before it
+      [older] = [fact for fact in facts if lookup(variant, [fact], question)]
+      facts.remove(older)
+      moving = (moving, older)
     stayed.append((facts, moving, question, answer))
   assert all(same == stayed[0] for same in stayed)
 
@@ -139,12 +143,21 @@ def test_values_are_balanced_and_chance_is_their_share():
   assert TASKS["kv_uuid"].chance == 256.0**-4
 
 
-def test_the_oldest_value_is_read_first():
+def test_the_older_value_is_read_anywhere_before_the_newest():
   task = TASKS["conflict"]
   assert task.depths(4)[0] == 1
-  for depth in (1, N - 1):
-    facts, question, answer = read(task, task.episodes("test", [0], [depth]))
-    assert lookup("conflict", facts[:1], question) not in ([], [answer])
+  for depth in (1, 2, N - 1):
+    episodes, places = task.episodes("test", range(200), [depth] * 200), []
+    for row in range(200):
+      facts, question, answer = read(task, episodes, row)
+      stated = [place for place, fact in enumerate(facts) if lookup("conflict", [fact], question)]
+      assert stated[1:] == [depth]
+      assert lookup("conflict", facts, question)[-1] == answer
+      places.append(stated[0])
+      assert len({*facts}) == N
+    counts = np.bincount(places, minlength=depth)
+    assert len(counts) == depth
+    assert counts.min() >= 200 / depth / 4
 
 
 def test_a_thousand_facts_have_a_thousand_names():
