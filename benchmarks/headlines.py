@@ -18,13 +18,15 @@ sys.path.insert(0, str(ROOT))
 WORKDIR = flags.DEFINE_string("workdir", str(ROOT / "benchmarks" / "results" / "headlines"), "Where the reports are.")
 
 
-def main(_) -> None:
+def main(argv: list[str]) -> None:
   """Read the reports and publish their summary."""
   from selfrag_jax.experiments import sweep
 
   try:
+    if argv[1:] or not WORKDIR.value:
+      raise ValueError(f"write --workdir=FOLDER, not {' '.join(argv[1:]) or 'an empty folder'}")
     sweep.publish(WORKDIR.value, *sweep.read_done(WORKDIR.value))
-  except ValueError as error:
+  except (OSError, ValueError) as error:
     sys.exit(f"error: {error}")
 
 

@@ -19,7 +19,7 @@ from selfrag_jax.experiments import self_rag
 from selfrag_jax.experiments.base import announce, by_training, write_report
 from selfrag_jax.experiments.recall import Curve, measure, recall_among, score, variance_change
 from selfrag_jax.memory.store import MemoryStore
-from selfrag_jax.metrics.position import compare
+from selfrag_jax.metrics.position import compare, shape
 from selfrag_jax.metrics.statistics import bootstrap_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.reports import figures
@@ -384,8 +384,8 @@ def table(report: Mapping[str, Any]) -> str:
   for name, curve in report["conditions"].items():
     if name.startswith("full_"):
       low, high = curve["u_interval"]
-      shape = "a U" if low > 0 else "no U" if high < 0 else "no U that is certain"
-      lines.append(f"{name}: {shape}, edges - middle = {curve['u']:+.3f} [{low:+.3f}, {high:+.3f}]")
+      named = shape(curve["accuracy_by_depth"], (low, high))
+      lines.append(f"{name}: {named}, edges - middle = {curve['u']:+.3f} [{low:+.3f}, {high:+.3f}]")
   for name, c in report["checks"].items():
     bound = f">= {c['at_least']:.3g}" if c["at_least"] is not None else f"<= {c['at_most']:.3g}"
     lines.append(f"{'holds' if c['holds'] else 'FAILS':6} {name}: {c['value']:.3g} {bound}")

@@ -1,5 +1,6 @@
 """Statistics of accuracy by the depth of the needed fact: the shape of the curve, with intervals and tests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,9 @@ from selfrag_jax.metrics.statistics import bootstrap_interval, mcnemar, wilson_i
 FLAT = 0.10  # a curve is called flat only if the upper bound of its range is below this
 
 
-def u_shape(accuracy_by_depth: ArrayLike) -> float:
-  """Return the mean accuracy of the edges (an eighth of the depths on either side) minus that of the middle half.
+def parts(accuracy_by_depth: ArrayLike) -> tuple[float, float, float]:
+  """Return the mean accuracy of the first eighth of the depths, of the middle half, and of the last eighth.
 
-  Positive: the middle is lost (Liu et al. 2023, arXiv 2307.03172); 0 for a flat or a straight line.
   Raises ValueError for fewer than 4 depths.
   """
   accuracy = np.asarray(accuracy_by_depth, float)
@@ -21,8 +21,29 @@ def u_shape(accuracy_by_depth: ArrayLike) -> float:
   if n < 4:
     raise ValueError(f"edges and middle take at least 4 depths, got {n}")
   edge, quarter = max(n // 8, 1), n // 4
-  edges = np.concatenate([accuracy[:edge], accuracy[-edge:]])
-  return float(edges.mean() - accuracy[quarter : n - quarter].mean())
+  first, middle, last = accuracy[:edge].mean(), accuracy[quarter : n - quarter].mean(), accuracy[-edge:].mean()
+  return float(first), float(middle), float(last)
+
+
+def u_shape(accuracy_by_depth: ArrayLike) -> float:
+  """Return the mean accuracy of the edges (an eighth of the depths on either side) minus that of the middle half.
+
+  Positive: the middle is lost (Liu et al. 2023, arXiv 2307.03172), or only one edge is good, which `shape` tells apart;
+  0 for a flat or a straight line. Raises ValueError for fewer than 4 depths.
+  """
+  first, middle, last = parts(accuracy_by_depth)
+  return (first + last) / 2 - middle
+
+
+def shape(accuracy_by_depth: ArrayLike, u_interval: Sequence[float]) -> str:
+  """Name the shape of a curve by its parts and the interval of its `u_shape`; a U has both edges above the middle."""
+  first, middle, last = parts(accuracy_by_depth)
+  low, high = u_interval
+  if low <= 0:
+    return "no U" if high < 0 else "no U that is certain"
+  if min(first, last) > middle:
+    return "a U"
+  return "no U, the last facts alone" if last > first else "no U, the first facts alone"
 
 
 def spread(hits_NxB: ArrayLike) -> float:

@@ -51,8 +51,8 @@ def runs(tmp_path, monkeypatch):
   (tmp_path / "kv" / "seed0" / "position_recall.json").write_text(json.dumps(recall_report(0, 0.95)))
   recall, search = KINDS["position_recall"], KINDS["refrag"]
   groups = {
-    "kv": {f"seed{i}": sweep.Run(recall, i) for i in range(4)},
-    "hops": {f"seed{i}": sweep.Run(search, em) for i, em in enumerate((0.5, 1.0, 0.9))},
+    "kv": {f"seed{i}": sweep.Run(recall, i, {"seed": i}) for i in range(4)},
+    "hops": {f"seed{i}": sweep.Run(search, em, {}) for i, em in enumerate((0.5, 1.0, 0.9))},
   }
   return groups, made
 
@@ -87,13 +87,53 @@ def test_only_what_is_missing_is_run_and_a_run_that_fails_stops_no_other(runs, t
   made.clear()
   assert sweep.evaluate(groups, tmp_path) == summary
   assert made == ["kv/seed3"]  # it may have got more steps
+  capsys.readouterr()
+  assert sweep.publish(tmp_path, *sweep.read_done(tmp_path)) == summary  # the run that ended is not forgotten
+  assert "seed3: phase pretrain ended after 5 steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"conditions": 5, "checks": {}}'])
-def test_a_damaged_report_of_a_run_is_named(runs, tmp_path, content):
-  (tmp_path / "kv" / "seed0" / "position_recall.json").write_bytes(content)
-  with pytest.raises(ValueError, match=r"seed0/position_recall\.json"):
+NUMBERS = [b'{"conditions": {"memory": {"worst": %b}}}' % number for number in (b"NaN", b"1e999", b"9" * 400)]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"conditions": 5, "checks": {}}', *NUMBERS])
+def test_a_damaged_report_of_a_run_is_named_before_others_run(runs, tmp_path, content):
+  (tmp_path / "kv" / "seed0").rename(tmp_path / "kv" / "seed2")
+  (tmp_path / "kv" / "seed2" / "position_recall.json").write_bytes(content)
+  with pytest.raises(ValueError, match=r"seed2/position_recall\.json is no report .* delete it to make the run again"):
     sweep.evaluate(runs[0], tmp_path)
+  assert runs[1] == []
+
+
+def test_the_report_of_another_config_is_not_taken(runs, tmp_path):
+  groups, made = runs
+  written = tmp_path / "kv" / "seed0" / "config.json"
+  written.write_text(json.dumps({"seed": 0}))
+  sweep.evaluate({"kv": {"seed0": groups["kv"]["seed0"]}}, tmp_path)
+  written.write_text(json.dumps({"seed": 77}))
+  with pytest.raises(ValueError, match=r"seed0/position_recall\.json is of another config"):
+    sweep.evaluate(groups, tmp_path)
+  assert made == []
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [({"seed": 0}, "two runs of the seed 0"), ({"seed": 5, "variant": "sentence"}, "differ in variant")],
+)
+def test_a_report_that_does_not_belong_to_its_group_is_refused(runs, tmp_path, changes, message):
+  (tmp_path / "kv" / "seed5").mkdir()
+  report = {**recall_report(5, 0.9), **changes}
+  (tmp_path / "kv" / "seed5" / "position_recall.json").write_text(json.dumps(report))
+  with pytest.raises(ValueError, match=message):
+    sweep.publish(tmp_path, *sweep.read_done(tmp_path))
+
+
+def test_curves_of_other_lengths_are_refused(runs, tmp_path):
+  (tmp_path / "kv" / "seed5").mkdir()
+  report = recall_report(5, 0.9)
+  report["conditions"]["memory"]["accuracy_by_depth"] = [0.5, 0.5, 0.5]
+  (tmp_path / "kv" / "seed5" / "position_recall.json").write_text(json.dumps(report))
+  with pytest.raises(ValueError, match="kv: these reports cannot be drawn together"):
+    sweep.publish(tmp_path, *sweep.read_done(tmp_path))
 
 
 def test_runs_that_measure_different_things_are_summarised():
@@ -117,7 +157,7 @@ def test_rerankers_have_intervals_over_runs_and_questions(tmp_path, monkeypatch,
     (workdir / "rerank.json").write_text(json.dumps({name: float(x.mean()) for name, x in arrays.items()}))
 
   monkeypatch.setattr(rerank, "run", run_rerank)
-  groups = {"rerank": {f"seed{i}": sweep.Run(KINDS["rerank"], shift) for i, shift in enumerate((0.2, 0.4, 0.0))}}
+  groups = {"rerank": {f"seed{i}": sweep.Run(KINDS["rerank"], shift, {}) for i, shift in enumerate((0.2, 0.4, 0.0))}}
   pairs = sweep.evaluate(groups, tmp_path)["rerank"]["paired"]
   assert sweep.evaluate(groups, tmp_path)["rerank"]["paired"] == pairs
   assert made == [0.2, 0.4, 0.0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from selfrag_jax.metrics.position import compare, describe, homogeneity, spread, u_shape
+from selfrag_jax.metrics.position import compare, describe, homogeneity, shape, spread, u_shape
 
 
 def draw(accuracy, n, seed=0):
@@ -25,6 +25,20 @@ def draw(accuracy, n, seed=0):
 )
 def test_u_is_edges_minus_middle(accuracy, expected):
   assert u_shape(accuracy) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  ("accuracy", "interval", "name"),
+  [
+    ([0.9, 0.9, *[0.5] * 12, 0.8, 0.8], (0.2, 0.4), "a U"),
+    ([*[0.0] * 14, 1.0, 1.0], (0.3, 0.6), "no U, the last facts alone"),
+    ([1.0, 1.0, *[0.1] * 14], (0.3, 0.6), "no U, the first facts alone"),
+    ([0.9, 0.9, *[0.8] * 12, 0.9, 0.9], (-0.1, 0.3), "no U that is certain"),
+    ([0.5, 0.5, *[0.9] * 12, 0.5, 0.5], (-0.5, -0.3), "no U"),
+  ],
+)
+def test_only_a_curve_with_both_edges_above_the_middle_is_a_u(accuracy, interval, name):
+  assert shape(accuracy, interval) == name
 
 
 def test_a_flat_curve_is_called_flat_only_with_enough_questions():
