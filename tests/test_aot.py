@@ -45,7 +45,7 @@ def programs(mesh):
   params = abstract_state(partial(init_params, model), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
-    phase = Refrag("rl", runner, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+    phase = Refrag("rl", runner, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
     return {name: lowered.compile() for name, lowered in phase.lower().items()}
 
 

@@ -44,7 +44,8 @@ class Experiment(ranking.RankingExperiment):
       self.settings,
       mesh=self.mesh,
       seed=self.config["seed"],
-      evaluate_params=lambda params: self.score("valid", params).means,
+      params=self.encoder.params,
+      evaluate=lambda params: self.score("valid", params).means,
     )
 
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:

@@ -138,7 +138,7 @@ class Experiment:
       mesh=self.mesh,
       seed=self.seed,
       params=self.base_params,
-      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic).means(),
+      evaluate=lambda params: self.evaluate(params, "valid", self.evaluation.periodic).means(),
     )
 
   def rl_phase(self, params: Params, name: str = "rl", rl: RLConfig | None = None, **overrides: Any) -> Refrag:
@@ -153,7 +153,7 @@ class Experiment:
       mesh=self.mesh,
       seed=self.seed,
       params=params,
-      evaluate_policy=lambda params: self.evaluate(params, "valid", self.evaluation.periodic, **overrides).means(),
+      evaluate=lambda params: self.evaluate(params, "valid", self.evaluation.periodic, **overrides).means(),
     )
 
 

@@ -69,7 +69,8 @@ class Experiment(ranking.RankingExperiment):
       section,
       mesh=self.mesh,
       seed=self.config["seed"],
-      evaluate_params=self.validate,
+      params=self.encoder.params,
+      evaluate=self.validate,
     )
 
   def validate(self, params: Params) -> dict[str, float]:

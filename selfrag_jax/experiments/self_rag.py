@@ -135,7 +135,7 @@ class Experiment:
       seen = self.phases["memory"].steps * self.phases["memory"].batch_size
     demand = "recent" if name == "memory" else "even"
     contexts = lambda step: self.data.contexts("train", range(seen + step * size, seen + (step + 1) * size), demand)
-    return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate_reader=self.validate, **common)
+    return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate=self.validate, **common)
 
   def rows(self, config: PretrainConfig) -> Callable[[str, range], Rows]:
     """Return the rows of a phase of pretraining: its own lists, or the text of the data."""

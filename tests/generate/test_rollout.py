@@ -144,9 +144,7 @@ def formatted() -> Policy:
     steps=60, batch_size=32, max_tokens=64, demonstrations="random", optimizer=OptimizerConfig(learning_rate=5e-3)
   )
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-  phase = SFT(
-    "sft", task, p.model, config, max_hops=2, mesh=mesh, seed=0, params=p.params, evaluate_policy=lambda _: {}
-  )
+  phase = SFT("sft", task, p.model, config, max_hops=2, mesh=mesh, seed=0, params=p.params, evaluate=lambda _: {})
   state = phase.initial_state()
   for batch in phase.batches(0):
     state, metrics = phase.step(state, batch)

@@ -341,14 +341,14 @@ def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compil
   loop = LoopConfig(checkpoint_every=2, eval_every=1)
   score = lambda params: evaluate(runner, params, "valid", 4, 4, rollout).means()
   with jax.set_mesh(mesh):
-    sft = SFT("sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=score)
+    sft = SFT("sft", task, model, sft_config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate=score)
     counted = Counted(sft, compiled)
     params = train(counted, tmp_path, loop, METADATA).params
     assert counted.by_step[0]
     assert counted.by_evaluation[0]
     assert counted.by_step[1:] == counted.by_evaluation[1:] == [[]] * 3
     rl_config = RLConfig(steps=4, questions_per_step=4, rollouts_per_question=2, kl_weight=0.1)
-    rl = Refrag("rl", runner, model, rl_config, rollout, mesh=mesh, seed=0, params=params, evaluate_policy=score)
+    rl = Refrag("rl", runner, model, rl_config, rollout, mesh=mesh, seed=0, params=params, evaluate=score)
     counted = Counted(rl, compiled)
     state = train(counted, tmp_path, loop, METADATA)
     assert counted.by_step[0]

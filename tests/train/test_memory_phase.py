@@ -55,9 +55,7 @@ def phase(config=CONFIG, mesh=None, contexts=contexts, **overrides) -> MemoryPha
     **({"steps": 30, "batch_size": 8, "temperature": 0.1, "optimizer": optimizer} | overrides)
   )
   reader = MemoryReader(MODEL, config, IDS, mesh)
-  return MemoryPhase(
-    "memory", contexts, reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate_reader=lambda _: {}
-  )
+  return MemoryPhase("memory", contexts, reader, settings, mesh=mesh, seed=0, params=PARAMS, evaluate=lambda _: {})
 
 
 def first_metrics(p: MemoryPhase) -> dict[str, float]:

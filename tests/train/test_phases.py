@@ -34,7 +34,7 @@ def run(mesh):
   """Three steps of SFT: the losses, the parameters, and the lowered programs of both phases."""
   losses = []
   with jax.set_mesh(mesh):
-    sft = SFT("sft", TASK, MODEL, SFT_CONFIG, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda _: {})
+    sft = SFT("sft", TASK, MODEL, SFT_CONFIG, max_hops=2, mesh=mesh, seed=0, params=None, evaluate=lambda _: {})
     state = sft.initial_state()
     for batch in sft.batches(0):
       state, metrics = sft.step(state, batch)
@@ -51,13 +51,13 @@ def runner(mesh):
 
 
 def refrag(mesh, params, runner):
-  return Refrag("rl", runner, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+  return Refrag("rl", runner, MODEL, RL_CONFIG, ROLLOUT, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
 
 
 def sft_phase(task, **overrides):
   config = SFTConfig(**({"steps": 20, "batch_size": 4, "max_tokens": 160, "demonstrations": "gold"} | overrides))
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-  return SFT("sft", task, MODEL, config, max_hops=2, mesh=mesh, seed=3, params=None, evaluate_policy=lambda _: {})
+  return SFT("sft", task, MODEL, config, max_hops=2, mesh=mesh, seed=3, params=None, evaluate=lambda _: {})
 
 
 class Finite:
@@ -213,7 +213,7 @@ def test_muon_trains_on_eight_devices_what_it_trains_on_one():
   for mesh in (make_mesh(), make_mesh((1, 1, 1), jax.devices()[:1])):
     with jax.set_mesh(mesh):
       config = dataclasses.replace(SFT_CONFIG, optimizer=OptimizerConfig(name="muon", learning_rate=5e-3))
-      sft = SFT("sft", TASK, MODEL, config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate_policy=lambda _: {})
+      sft = SFT("sft", TASK, MODEL, config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate=lambda _: {})
       state = sft.initial_state()
       for batch in sft.batches(0):
         state, metrics = sft.step(state, batch)

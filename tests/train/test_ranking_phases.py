@@ -52,7 +52,7 @@ def encoder_phase(data, encoder, devices=1, **options):
   )
   mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
   task = RankingTask(data, config.hard_negatives)
-  return EncoderPhase("encoder", task, encoder, config, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+  return EncoderPhase("encoder", task, encoder, config, mesh=mesh, seed=0, params=encoder.params, evaluate=lambda _: {})
 
 
 def first_step(phase):
@@ -118,7 +118,7 @@ def test_a_cross_encoder_learns_what_is_relevant(encoder):
   for devices, accumulate in ((1, 1), (4, 2)):
     mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
     split = RerankPhaseConfig(**{**vars(config), "accumulate": accumulate})
-    phase = RerankPhase("rerank", task, start, split, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+    phase = RerankPhase("rerank", task, start, split, mesh=mesh, seed=0, params=start.params, evaluate=lambda _: {})
     with jax.set_mesh(mesh):
       states[devices], first = phase.step(phase.initial_state(), phase.batch(0))
     assert float(first["loss"]) == pytest.approx(np.log(2), abs=0.2)  # a guess between two
@@ -126,7 +126,7 @@ def test_a_cross_encoder_learns_what_is_relevant(encoder):
   del one["head"]["bias"], four["head"]["bias"]  # a softmax does not see it: its gradient is noise
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one, four)
   mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-  phase = RerankPhase("rerank", task, start, config, mesh=mesh, seed=0, evaluate_params=lambda params: {})
+  phase = RerankPhase("rerank", task, start, config, mesh=mesh, seed=0, params=start.params, evaluate=lambda _: {})
   with jax.set_mesh(mesh):
     state = phase.initial_state()
     for step in range(config.steps):

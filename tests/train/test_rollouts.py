@@ -82,7 +82,7 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
   prompts = asked.prompts
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   bounds, mesh = RolloutConfig(1, 1, 3, 2), runner.mesh
-  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
 
   def gold_recall(tokens):
     """A reward that tells all rollouts apart, except those of the second question."""
@@ -119,7 +119,7 @@ def test_each_table_is_drawn_once_and_ahead_of_its_step(monkeypatch):
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), mesh)
   bounds = RolloutConfig(1, 1, 3, 2)
-  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate_policy=lambda _: {})
+  phase = Refrag("rl", runner, MODEL, config, bounds, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
   state = phase.initial_state()
   for batch in phase.batches(0):
     state, _ = phase.step(state, batch)

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import jax
 from jax.sharding import Mesh
@@ -61,29 +61,30 @@ def check_split(rows: int, accumulate: int, name: str) -> None:
     raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")
 
 
-class GradientPhase(abc.ABC):
-  """A phase whose step follows the gradient of `_loss`.
+class Start(TypedDict):
+  """The arguments of every phase: it starts from `params`, or from fresh ones if None; `evaluate` scores parameters."""
 
-  Training starts from `params`, or if None from those that `init(key)` draws; `evaluate(params)` scores parameters.
-  """
+  mesh: Mesh
+  seed: int
+  params: Params | None
+  evaluate: Callable[[Params], Mapping[str, float]]
+
+
+class GradientPhase(abc.ABC):
+  """A phase whose step follows the gradient of `_loss`. `init(key)` draws fresh parameters."""
 
   best_metric: str | None = None
 
-  def __init__(
-    self,
-    name: str,
-    init: Init,
-    config: PhaseConfig,
-    *,
-    mesh: Mesh,
-    seed: int,
-    params: Params | None,
-    evaluate: Callable[[Params], Mapping[str, float]],
-  ):
-    self.name, self.total_steps = name, config.steps
-    self._init, self._mesh, self._seed, self._params, self._evaluate = init, mesh, seed, params, evaluate
+  def __init__(self, name: str, init: Init, config: PhaseConfig, **start: Unpack[Start]):
+    self.name, self.total_steps, self._init = name, config.steps, init
+    self._mesh, self._seed, self._params, self._evaluate = (
+      start["mesh"],
+      start["seed"],
+      start["params"],
+      start["evaluate"],
+    )
     self._optimizer = make_optimizer(config.optimizer, config.steps)
-    shardings = state_shardings(init, self._optimizer, mesh)
+    shardings = state_shardings(init, self._optimizer, self._mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
 
   def abstract_state(self) -> TrainState:

@@ -6,13 +6,12 @@ the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count, Natural, Positive, Range
 from selfrag_jax.encoders.base import TextEncoder
@@ -21,7 +20,7 @@ from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
@@ -60,13 +59,10 @@ class EncoderPhase(GradientPhase):
     task: RankingTask,
     encoder: TextEncoder,
     config: EncoderPhaseConfig,
-    *,
-    mesh: Mesh,
-    seed: int,
-    evaluate_params: Callable[[Params], Mapping[str, float]],
+    **start: Unpack[Start],
   ):
-    check_batch(mesh, config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    check_batch(start["mesh"], config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
+    super().__init__(name, encoder.init, config, **start)
     self._encoder, self.task, self._config = encoder, task, config
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
 

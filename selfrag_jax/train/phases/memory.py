@@ -5,20 +5,19 @@ A step is one compiled program over a `MemoryState` that starts empty. Phase 2 (
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Count, Positive, Weight
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.memory_reader import MemoryReader, Retrieved, gold_slots, is_found
-from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase, Start
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
@@ -34,10 +33,7 @@ class MemoryPhaseConfig(BatchConfig):
 
 
 class MemoryPhase(GradientPhase):
-  """The phase. It starts from `params`, or from fresh ones if None; `evaluate_reader(params)` scores parameters.
-
-  `contexts(step)` returns the data of a step, a function of the seed and the step.
-  """
+  """The phase. `contexts(step)` returns the data of a step, a function of the seed and the step."""
 
   def __init__(
     self,
@@ -45,16 +41,10 @@ class MemoryPhase(GradientPhase):
     contexts: Callable[[int], ContextBatch],
     reader: MemoryReader,
     config: MemoryPhaseConfig,
-    *,
-    mesh: Mesh,
-    seed: int,
-    params: Params | None,
-    evaluate_reader: Callable[[Params], Mapping[str, float]],
+    **start: Unpack[Start],
   ):
-    config.check_mesh(mesh, name)
-    super().__init__(
-      name, partial(init_params, reader.model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_reader
-    )
+    config.check_mesh(start["mesh"], name)
+    super().__init__(name, partial(init_params, reader.model), config, **start)
     self._contexts, self._reader, self._config = contexts, reader, config
 
   def batch(self, step: int) -> ContextBatch:

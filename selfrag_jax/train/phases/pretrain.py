@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from selfrag_jax.checked import Count, Weight
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase, Start
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
 
@@ -33,9 +33,9 @@ class PretrainConfig(BatchConfig):
 class LanguagePhase(GradientPhase):
   """A phase of language modelling on packed rows, whatever they hold."""
 
-  def __init__(self, name: str, model: ModelConfig, config: BatchConfig, *, mesh: Mesh, **options: Any):
-    config.check_mesh(mesh, name)
-    super().__init__(name, partial(init_params, model), config, mesh=mesh, **options)
+  def __init__(self, name: str, model: ModelConfig, config: BatchConfig, **start: Unpack[Start]):
+    config.check_mesh(start["mesh"], name)
+    super().__init__(name, partial(init_params, model), config, **start)
     self._model = model
 
   def _count_tokens(self, batch: Rows) -> int:

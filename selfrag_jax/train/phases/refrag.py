@@ -5,14 +5,13 @@ the advantage of their rollout over its siblings. Prompt, retrieved and forced t
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count, Range, Share, Weight
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig
@@ -24,7 +23,7 @@ from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, check_split
+from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params
@@ -76,15 +75,11 @@ class Refrag(GradientPhase):
     model: ModelConfig,
     config: RLConfig,
     rollout: RolloutConfig,
-    *,
-    mesh: Mesh,
-    seed: int,
-    params: Params,
-    evaluate_policy: Callable[[Params], Mapping[str, float]],
+    **start: Unpack[Start],
   ):
     rows = config.questions_per_step * config.rollouts_per_question
-    check_batch(mesh, config.questions_per_step, "rl.questions_per_step")
-    check_batch(mesh, rows // config.accumulate, "rollouts of a step / rl.accumulate")
+    check_batch(start["mesh"], config.questions_per_step, "rl.questions_per_step")
+    check_batch(start["mesh"], rows // config.accumulate, "rollouts of a step / rl.accumulate")
     sampling = rollout.sampling
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1:
       raise ValueError(
@@ -93,12 +88,10 @@ class Refrag(GradientPhase):
       )
     if config.control == "permuted" and config.questions_per_step < 2:
       raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
-    super().__init__(
-      name, partial(init_params, model), config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy
-    )
+    super().__init__(name, partial(init_params, model), config, **start)
     self._model = model
     self._runner, self._config, self._rollout = runner, config, rollout
-    self._reference = (params,) if config.kl_weight else ()
+    self._reference = (start["params"],) if config.kl_weight else ()
 
   def batch(self, step: int) -> SearchBatch:
     """Return the questions of a step, with the documents to search."""

@@ -4,18 +4,16 @@ The loss is the cross-entropy of the relevant document among the candidates (LCE
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Count, Range
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder, join_pairs, score
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.phases.base import BatchConfig, GradientPhase
+from selfrag_jax.train.phases.base import BatchConfig, GradientPhase, Start
 from selfrag_jax.train.phases.encoder import padded
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
@@ -48,13 +46,10 @@ class RerankPhase(GradientPhase):
     task: RankingTask,
     encoder: CrossEncoder,
     config: RerankPhaseConfig,
-    *,
-    mesh: Mesh,
-    seed: int,
-    evaluate_params: Callable[[Params], Mapping[str, float]],
+    **start: Unpack[Start],
   ):
-    config.check_mesh(mesh, name)
-    super().__init__(name, encoder.init, config, mesh=mesh, seed=seed, params=encoder.params, evaluate=evaluate_params)
+    config.check_mesh(start["mesh"], name)
+    super().__init__(name, encoder.init, config, **start)
     self.task, self._encoder, self._config = task, encoder, config
     self._queries, self._documents = (encoder.tokenizer.encode_batch(x) for x in (task.queries, task.documents))
 

@@ -4,21 +4,18 @@ Demonstrations are packed: a row holds as many as fit, in the order of the data,
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 from absl import logging
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Count, Natural
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.phases.base import BatchConfig
+from selfrag_jax.train.phases.base import BatchConfig, Start
 from selfrag_jax.train.phases.pretrain import LanguagePhase
-from selfrag_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +36,12 @@ class OptionalSFTConfig(SFTConfig):
 
 
 class SFT(LanguagePhase):
-  """The phase. It starts from `params`, or from fresh ones if None; `evaluate_policy(params)` scores rollouts."""
+  """The phase. Its demonstrations search at most `max_hops` times."""
 
   def __init__(
-    self,
-    name: str,
-    task: SearchTask,
-    model: ModelConfig,
-    config: SFTConfig,
-    *,
-    max_hops: int,
-    mesh: Mesh,
-    seed: int,
-    params: Params | None,
-    evaluate_policy: Callable[[Params], Mapping[str, float]],
+    self, name: str, task: SearchTask, model: ModelConfig, config: SFTConfig, max_hops: int, **start: Unpack[Start]
   ):
-    super().__init__(name, model, config, mesh=mesh, seed=seed, params=params, evaluate=evaluate_policy)
+    super().__init__(name, model, config, **start)
     self._task, self._config, self._max_hops = task, config, max_hops
     self._size = task.size("sft")  # questions of an epoch; None: no question comes twice
     self._rows: list[tuple[list[int], int]] = []  # each row's demonstrations, and the index after the last of them
