@@ -17,6 +17,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
   """Return a filter as a function of one record's metadata. Raises ValueError for an invalid filter."""
   if callable(where):
-    return lambda metadata: bool(where(metadata))
+    return lambda metadata: bool(where(MappingProxyType(metadata)))  # a function cannot change what it looks at
   if not isinstance(where, Mapping):
     raise ValueError(f"the filter is {where!r}; give a mapping of names to values, or a function of the metadata")
   tests = [(name, *condition) for name, wanted in where.items() for condition in _conditions(name, wanted)]

@@ -223,6 +223,13 @@ def test_a_memory_is_searched_and_emptied_by_operators():
   assert memory.chunks == ["c"]
 
 
+def test_a_function_cannot_change_what_it_is_asked_about():
+  memory = store()
+  with pytest.raises(AttributeError, match="pop"):
+    memory.search([1, 1], where=lambda metadata: metadata.pop("year") > 1999)
+  assert [each["year"] for each in memory.metadata] == [1990, 2000, 2010]
+
+
 def test_an_empty_filter_deletes_nothing():
   memory = store()
   with pytest.raises(ValueError, match="delete takes ids or where"):
