@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.checked import LARGEST_FLOAT
 from selfrag_jax.memory.scoring import cosine
 from selfrag_jax.memory.table import Table
 
@@ -28,6 +29,7 @@ def near_duplicates(
   """
   if threshold is None:
     return [None] * len(rows)
+  threshold = max(threshold, -LARGEST_FLOAT)  # -inf would count missing results
   value_of = lambda record: None if within is None else record["metadata"].get(within)
   values = [value_of(record) for record in records]
   is_keyed = np.array([record["key"] is not None for record in records])
