@@ -308,6 +308,21 @@ def test_an_empty_memory_finds_nothing():
 
 
 @pytest.mark.parametrize("backend", ["numpy", "exact", "scann"])
+def test_a_vector_whose_square_float32_cannot_hold_counts_as_zero(backend):
+  x, y, *_ = np.eye(D, dtype=np.float32)
+  store = MemoryStore(D, 16, backend=backend, dedupe_threshold=0.9)
+  rows = [*(x * length for length in (1e-22, *[1e-20] * 6, 1e-18)), np.full(D, 0.9e-19), x + y]
+  assert store.add_many(list("abcdefghij"), np.stack(rows)) == list("0123456789")
+  found = {chunk.text: chunk.score for chunk in store.search(x, 10)}
+  assert found == {"h": pytest.approx(1), "j": pytest.approx(0.5**0.5), **dict.fromkeys("abcdefgi", 0)}
+  assert [chunk.text for chunk in store.search(x, 1)] == ["h"]  # the short ones are no candidates
+  store = MemoryStore(D, 16, backend=backend)
+  store.add_many(["oldest", *["later"] * 8], np.stack([-x, *[x] * 8]))
+  (found,) = store.search(1e-20 * x, 1, recency=Recency(-1, 1, "position"))  # a bonus for old ones decides alone
+  assert (found.text, found.score) == ("oldest", pytest.approx(-(0.5**8)))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "exact", "scann"])
 def test_no_more_is_allocated_than_there_are_chunks_to_find(backend):
   store = filled(backend=backend, max_chunks=2000)
   store.search(vectors(1)[0], 10**7 + 1)  # compiles
