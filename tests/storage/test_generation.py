@@ -85,6 +85,14 @@ def test_a_damaged_manifest_is_named_with_the_way_out(tmp_path, text):
     made("b").save(folder)
 
 
+def test_a_manifest_that_is_a_folder_is_named(tmp_path):
+  made("a").save(tmp_path / "kb")
+  (tmp_path / "kb" / "manifest.json").unlink()
+  (tmp_path / "kb" / "manifest.json").mkdir()
+  with pytest.raises(DamagedError, match=r"manifest\.json is damaged \(it is a folder\)"):
+    load(tmp_path / "kb")
+
+
 def test_a_knowledge_base_of_a_later_version_is_not_taken_for_damaged(tmp_path):
   retriever = made("a")
   retriever.save(tmp_path / "kb")
@@ -230,9 +238,9 @@ def test_an_old_generation_whose_deletion_was_cut_short_is_deleted_by_the_next(
   real, left = os.unlink, iter(range(deleted))
 
   def unlink(path, **options):
-    if os.fspath(path).rpartition("/")[2][:4] == "page" or "letter" in os.fspath(path):
-      if next(left, None) is None:
-        raise KeyboardInterrupt
+    is_page = os.path.basename(path)[:4] in ("page", "lett")
+    if is_page and next(left, None) is None:
+      raise KeyboardInterrupt
     real(path, **options)
 
   def write(known, fails=False):
