@@ -12,7 +12,6 @@ does not hold, and true is not a number. A function of the metadata is a filter 
 command-line conditions.
 """
 
-import difflib
 import json
 import operator
 import re
@@ -21,6 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
+from selfrag_jax.checked import suggestion
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 
@@ -69,9 +70,7 @@ def check_where(where: Where, records: Iterable[Mapping[str, Any]]) -> None:
         f"no {name!r} can be compared with {operand!r} by {sign}: they are like {value!r}; "
         f"compare {_kind(value)}s with a {_kind(value)}"
       )
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
-    raise ValueError(f"the filter asks for {name!r}, which nothing here has; {hint}")
+    raise ValueError(f"the filter asks for {name!r}, which the metadata lacks; {suggestion(str(name), sorted(names))}")
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, Any]:
