@@ -7,15 +7,17 @@ All numbers must be finite.
 """
 
 import dataclasses
+import difflib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 3.4e38  # about the largest float32
+MENTIONED = 20  # most names that an error lists where none is close
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,13 @@ def check_value(hint: Any, value: Any, name: str) -> None:
   if not fits:
     must = "" if allowed.startswith("one of") else "it must be "
     raise ValueError(f"{name} is {_shown(value)}; {must}{allowed}")
+
+
+def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
+  """Return the end of an error about an unknown name: the closest known name, after `prefix`, or else some."""
+  close = difflib.get_close_matches(name, known := list(known), n=1)
+  some = [*known[:MENTIONED], f"and {len(known) - MENTIONED} more"] if len(known) > MENTIONED else known
+  return f"did you mean {prefix}{close[0]}?" if close else f"it has {', '.join(some)}"
 
 
 def _fits(hint: Any, value: Any) -> bool:

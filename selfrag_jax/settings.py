@@ -5,14 +5,13 @@ check a config. An unknown key and a value that is not allowed are errors that n
 """
 
 import dataclasses
-import difflib
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import ml_collections
 
-from selfrag_jax.checked import check_fields, check_value
+from selfrag_jax.checked import check_fields, check_value, suggestion
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ def settings(cls: type[T], section: Mapping[str, Any], name: str) -> T:
   values, own = {}, {}
   for key, value in section.items():
     if key not in fields:
-      raise ValueError(f"config.{name} has no {key!r}; {_suggestion(key, fields, f'{name}.')}")
+      raise ValueError(f"config.{name} has no {key!r}; {suggestion(key, fields, f'{name}.')}")
     item: Any = next(iter(typing.get_args(hints[key])), None)
     if dataclasses.is_dataclass(hints[key]):
       values[key] = settings(hints[key], value, f"{name}.{key}")
@@ -63,7 +62,7 @@ def full_config(
   config: dict[str, Any] = {}
   for name in differences:
     if name not in (known := ["experiment", "workdir", *sections]):
-      raise ValueError(f"the config has no {name!r}; {_suggestion(name, known)}")
+      raise ValueError(f"the config has no {name!r}; {suggestion(name, known)}")
   for name, kind in {"experiment": str, "workdir": str, **sections}.items():
     kind = _chosen(kind, differences.get(name), name)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -105,11 +104,6 @@ def _chosen(kind: Any, section: Any, name: str) -> Any:
   if not isinstance(chosen, str) or chosen not in kind:
     raise ValueError(f"config.{name}.name is {chosen!r}; one of {', '.join(kind)}")
   return kind[chosen]
-
-
-def _suggestion(key: str, known: Iterable[str], prefix: str = "") -> str:
-  close = difflib.get_close_matches(key, known := list(known), n=1)
-  return f"did you mean {prefix}{close[0]}?" if close else f"it has {', '.join(known)}"
 
 
 def _check_numbers(value: Any, name: str) -> None:

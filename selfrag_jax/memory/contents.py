@@ -46,7 +46,8 @@ class Contents:
   @property
   def embeddings(self) -> np.ndarray:
     """The embeddings of the chunks, f32[N, d_model]."""
-    return self.vectors(self.ids)
+    with self._lock:
+      return self._table.vectors(self._table.slots)
 
   @property
   def metadata(self) -> list[Mapping[str, Any]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from selfrag_jax.memory.scoring import cosine
+from selfrag_jax.checked import LARGEST_FLOAT
+from selfrag_jax.memory.scoring import cosine, norm
 from selfrag_jax.memory.table import Table
 
 CANDIDATES = 4  # nearest chunks that are tried first if a metadata field must agree too
@@ -28,6 +29,7 @@ def near_duplicates(
   """
   if threshold is None:
     return [None] * len(rows)
+  threshold = max(threshold, -LARGEST_FLOAT)  # -inf would count missing results
   value_of = lambda record: None if within is None else record["metadata"].get(within)
   values = [value_of(record) for record in records]
   is_keyed = np.array([record["key"] is not None for record in records])
@@ -70,7 +72,7 @@ def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int 
 
   An `exempt` bool[N] row repeats no row, and no row repeats it; no row repeats a row that itself repeats another.
   """
-  norms = np.linalg.norm(rows, axis=1)
+  norms = norm(np.einsum("nd,nd->n", rows, rows))
   firsts: list[int | None] = []
   is_first = ~exempt
   for i, row in enumerate(rows):  # one row at a time: all similarities together would take N x N numbers

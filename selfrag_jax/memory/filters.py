@@ -12,14 +12,16 @@ does not hold, and true is not a number. A function of the metadata is a filter 
 command-line conditions.
 """
 
-import difflib
 import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
+from selfrag_jax.checked import suggestion
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 
@@ -32,7 +34,7 @@ CONDITION = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^=<>~!"][^=<>~!]*?)\s*(>=|<=|>|<
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
   """Return a filter as a function of one record's metadata. Raises ValueError for an invalid filter."""
   if callable(where):
-    return lambda metadata: bool(where(metadata))
+    return lambda metadata: bool(where(MappingProxyType(metadata)))  # a function cannot change what it looks at
   if not isinstance(where, Mapping):
     raise ValueError(f"the filter is {where!r}; give a mapping of names to values, or a function of the metadata")
   tests = [(name, *condition) for name, wanted in where.items() for condition in _conditions(name, wanted)]
@@ -68,9 +70,7 @@ def check_where(where: Where, records: Iterable[Mapping[str, Any]]) -> None:
         f"no {name!r} can be compared with {operand!r} by {sign}: they are like {value!r}; "
         f"compare {_kind(value)}s with a {_kind(value)}"
       )
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
-    raise ValueError(f"the filter asks for {name!r}, which nothing here has; {hint}")
+    raise ValueError(f"the filter asks for {name!r}, which the metadata lacks; {suggestion(str(name), sorted(names))}")
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from selfrag_jax.memory.scoring import Metric, SearchResult
+from selfrag_jax.memory.scoring import Metric, SearchResult, norm
 from selfrag_jax.ragged import power_of_two
 
 MOST = np.iinfo(np.int32).max  # slots are int32, on the devices too
@@ -139,7 +139,7 @@ class VectorIndex:
   def _fill(self, slots: list[int], embeddings, tokens, lengths) -> None:
     at = _block(slots)
     self.embeddings[at] = embeddings
-    self.norms[at] = np.sqrt(np.fromiter(map(np.dot, embeddings, embeddings), np.float32, len(slots)))
+    self.norms[at] = norm(np.fromiter(map(np.dot, embeddings, embeddings), np.float32, len(slots)))
     self.tokens[at] = 0 if tokens is None else tokens
     self.lengths[at] = 0 if lengths is None else lengths
     self.valid[at] = True

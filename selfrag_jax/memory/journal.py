@@ -68,7 +68,8 @@ class Journal:
     """Open the folder; a writer holds its lock until `close`, and with `create` makes the folder if it is missing.
 
     Raises FolderInUseError if another process writes to the folder, ValueError for a writer in object storage,
-    StoreError for a path that is a file and, without `create`, for a folder without a store, which stays as it was.
+    StoreError for a path that is a file, for a manifest that no store has written and, without `create`, for a folder
+    without a store; the folder stays as it was.
     """
     if not os.fspath(folder):
       raise ValueError("the path of the store is empty; give its folder")
@@ -86,6 +87,8 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
       except (FileExistsError, NotADirectoryError):
         raise StoreError(f"{self.folder} is a file or lies below one; give a folder") from None
+      if self.exists():
+        self._manifest()  # a folder of somebody else gets no lock
     else:
       self._manifest()
     advice = "close the store there, or open it here with read_only=True"
@@ -112,8 +115,8 @@ class Journal:
     try:
       snapshot = self._snapshot(manifest)
       log = self.folder / _name("log", generation)
-      if os.path.islink(log):
-        raise StoreError(f"{log} is a link, and would be written to; put the file itself there")
+      if os.path.islink(log) or log.is_dir():
+        raise StoreError(f"{log} is a link or a folder, and would be written to; put the file itself there")
       changes, end = _parse(log.read_bytes(), str(log))
     except FileNotFoundError as error:
       if self._read_only and self._manifest() != manifest:
@@ -204,7 +207,9 @@ class Journal:
     except NotADirectoryError:
       raise StoreError(f"{self.folder} is a file or lies below one; a store is a folder") from None
     except ManifestError:
-      raise StoreError(f"{path} is damaged; restore the folder from a copy") from None
+      raise StoreError(
+        f"{path} is damaged, or not of a store; restore the folder from a copy, or give another folder"
+      ) from None
     except FormatError as error:
       raise StoreError(
         f"{path} has format {error.found}, this version reads up to {_MANIFEST.format}; update selfrag_jax"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # importing it imports JAX
 Metric = Literal["cosine", "dot"]
 
 OVERSAMPLING = 4  # candidates that a first pass finds for each result
+TINY = np.finfo(np.float32).tiny  # the smallest number that float32 holds with all its digits
 
 
 class SearchResult(NamedTuple):
@@ -30,8 +31,9 @@ def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
   """
   products = x * y
   # XLA would contract a bare product and the addition below into a fused multiply-add, which rounds once where NumPy
-  # rounds twice; the select between them prevents that. (It also drops the sign of zero.)
-  products = xp.where(products == 0, 0, products)
+  # rounds twice; the select between them prevents that. (It also drops the sign of zero, and what only some devices
+  # hold: numbers below TINY.)
+  products = xp.where(abs(products) < TINY, 0, products)
   width = products.shape[-1]
   padding = power_of_two(width) - width
   total = xp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, padding)])
@@ -39,6 +41,11 @@ def ordered_dot(x: "ArrayLike", y: "ArrayLike", xp: ModuleType) -> "ArrayLike":
     half = total.shape[-1] // 2
     total = total[..., :half] + total[..., half:]
   return total[..., 0]
+
+
+def norm(squares: np.ndarray) -> np.ndarray:
+  """Return norms from squared norms that were not added by `ordered_dot`: 0 below TINY."""
+  return np.sqrt(np.where(squares < TINY, 0, squares))
 
 
 def cosine(dots, norms, xp: ModuleType):

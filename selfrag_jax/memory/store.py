@@ -5,6 +5,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,16 @@ from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import Chunk, Recency, check_metadata, check_rows, check_score, make_records, token_rows
+from selfrag_jax.memory.records import (
+  Chunk,
+  Recency,
+  check_encoder,
+  check_metadata,
+  check_rows,
+  check_score,
+  make_records,
+  token_rows,
+)
 from selfrag_jax.memory.scoring import Metric, check_k
 from selfrag_jax.memory.store_lock import StoreLock
 from selfrag_jax.memory.table import Change, Table
@@ -78,6 +88,7 @@ class MemoryStore(Contents):
     """
     check_score("min_score", min_score)
     check_score("dedupe_threshold", dedupe_threshold)
+    check_encoder(encoder)
     if metric not in ("cosine", "dot"):
       raise ValueError(f"unknown metric {metric!r}; use 'cosine' or 'dot'")
     index = VectorIndex(max_chunks, d_model, chunk_size, backend=make_backend(backend, dtype, mesh))
@@ -271,11 +282,13 @@ class MemoryStore(Contents):
 
     queries are embeddings [B, d_model], or texts if the store has an encoder. `where` is a filter on the metadata (see
     `memory.filters`); it is applied inside the search, so k chunks come back if k match. Raises ValueError for queries
-    of another width or with NaN, for a `k` that is not a whole number of at least 1, and for a filter that is invalid
-    or names metadata that no chunk has.
+    of another width or with NaN, for a `k` that is not a whole number of at least 1, for a `recency` of another type,
+    and for a filter that is invalid or names metadata that no chunk has.
     """
     check_k(k)
     check_score("min_score", min_score)
+    if not isinstance(recency, (Recency, NoneType)):
+      raise ValueError(f"recency = {recency!r}; give a Recency, or None for no bonus")
     with self._lock:
       is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
       vectors = self._embed(queries) if is_text else check_rows(queries, None, self._settings["d_model"])
@@ -361,6 +374,8 @@ class MemoryStore(Contents):
     return known
 
   def _embed(self, texts: Sequence[str]) -> np.ndarray:
+    if not len(texts):  # an empty list of queries, which needs no encoder
+      return np.zeros((0, self._settings["d_model"]), np.float32)
     if self._encoder is None:
       raise ValueError("this store has no encoder: give embeddings, or make the store with encoder=")
     return check_rows(self._encoder(texts), len(texts), self._settings["d_model"])

@@ -1,11 +1,11 @@
 """Gates of scripted evaluations: the bounds that values of a report must keep."""
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-MENTIONED = 20  # most names that an error lists where none is close
+from selfrag_jax.checked import suggestion
+
 Flag = Literal["min", "max"]
 
 
@@ -70,9 +70,7 @@ def value_of(report: Mapping[str, Any], gate: Gate) -> float:
 
 
 def _suggestion(name: str, known: list[str]) -> str:
-  close = difflib.get_close_matches(name, known, n=1)
-  some = [*known[:MENTIONED], f"and {len(known) - MENTIONED} more"] if len(known) > MENTIONED else known
-  return f"did you mean {close[0]}?" if close else f"it has {', '.join(some) or 'a value'}"
+  return suggestion(name, known) if known else "it has a value"
 
 
 def missed(report: Mapping[str, Any], gates: Iterable[Gate]) -> list[str]:

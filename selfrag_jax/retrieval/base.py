@@ -23,7 +23,7 @@ from selfrag_jax.retrieval.document import (
   write_documents,
 )
 from selfrag_jax.retrieval.folder import SETTINGS, publish, verified
-from selfrag_jax.storage.generation import DamagedError, version
+from selfrag_jax.storage.generation import DamagedError, FolderError, version
 
 # our retrievers -> the modules that register them, which are imported when a retriever is asked for by name
 BUILTIN = {name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank")}
@@ -45,6 +45,7 @@ class BaseRetriever(abc.ABC):
   `register(name)`, it can be named in every config and command. `settings` are the arguments of its constructor. A
   folder keeps the settings and the documents; `load` indexes the documents anew, unless the subclass also defines
   `_save` and `_load` to keep its index.
+  Threads must not share a retriever: a search may build or extend its index.
   """
 
   name: ClassVar[str] = ""
@@ -289,8 +290,14 @@ def _load(files: Path, settings: dict[str, Any]) -> tuple[BaseRetriever, dict[st
   if len(retriever):
     raise ValueError("the retrievers that are given hold documents already; give empty ones, the folder fills them")
   retriever.build = build
-  retriever._documents = {document.id: document for document in read_documents(files)}
-  retriever._load(files)
+  try:
+    retriever._documents = {document.id: document for document in read_documents(files)}
+    retriever._load(files)
+  except FolderError:
+    raise
+  except (AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    # the hashes match, so another program has written the files
+    raise DamagedError(f"{files} holds what no save writes ({error!r}); build {files.parent} again") from error
   return retriever, own
 
 

@@ -11,7 +11,7 @@ from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.index import VectorIndex
-from selfrag_jax.memory.records import check_rows
+from selfrag_jax.memory.records import check_encoder, check_rows
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
 from selfrag_jax.storage.arrays import read_npz
@@ -47,8 +47,7 @@ class DenseRetriever(BaseRetriever):
     """
     super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
     make_backend(backend)  # refuse an unknown one now
-    if encoder is not None and not callable(encoder):
-      raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or a name as model_name")
+    check_encoder(encoder, "a name as model_name")
     self._given = None if encoder is None else as_encoder(encoder)
     self._constants = {}
     self._index: VectorIndex | None = None  # None until the width of the vectors is known

@@ -20,6 +20,19 @@ def absolute(path: epath.PathLike) -> epath.Path:
   return path if path.is_absolute() else path.absolute()
 
 
+def check_writable(path: epath.PathLike, called: str) -> None:
+  """Check that files can be written to a local folder, which need not exist yet; `called` is its name in errors.
+
+  Raises NotADirectoryError or PermissionError where no folder can be made or written.
+  """
+  path = absolute(path)
+  there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+  if not there.is_dir():
+    raise NotADirectoryError(f"{called} cannot be made: {there} is a file or a broken link; give another one")
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise PermissionError(f"{called} cannot be written: no permission to write into {there}; give another one")
+
+
 def temporary_name(name: str) -> str:
   """Return the name under which a file is written before it is renamed; a process that is killed may leave one."""
   return f".{name}.tmp"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from selfrag_jax.storage.atomic import fsync_paths, temporary_name
+from selfrag_jax.storage.atomic import check_writable, fsync_paths, temporary_name
 from selfrag_jax.storage.lock import lock_folder
 from selfrag_jax.storage.manifest import MANIFEST, FormatError, Manifest, ManifestError, digests, first_damage
 
@@ -50,15 +50,10 @@ class PublishedFolder:
     """Check, before there is anything to publish, that `publish` can write to a folder.
 
     Raises FolderError for a folder with files of somebody else, with or without a manifest.json: publishing would
-    replace the manifest and delete what looks like an old generation. Raises NotADirectoryError or PermissionError
-    where no folder can be made or written.
+    replace the manifest and delete what looks like an old generation. Raises like `check_writable`.
     """
     root = Path(folder)
-    nearest = next(path for path in (root, *root.absolute().parents) if path.exists() or path.is_symlink())
-    if not nearest.is_dir():
-      raise NotADirectoryError(f"{folder} cannot be a folder: {nearest} is a file or a broken link; give another one")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-      raise PermissionError(f"{folder} cannot be written: {nearest} is read-only for this user; give another one")
+    check_writable(root, str(folder))
     if not root.is_dir() or any(map(self._is_ours, _generations(root))):
       return
     # a killed build may leave an empty folder; neither that nor a manifest shows that the folder is ours
@@ -75,8 +70,8 @@ class PublishedFolder:
     FileExistsError for a folder whose contents are not in `known`, and FolderError if another process has published
     since that version. Raises like `check_output`.
     """
+    self.check_output(folder)  # before `resolve`, which hides a broken link
     root = Path(folder).resolve()
-    self.check_output(root)
     is_new = not root.exists()
     root.mkdir(parents=True, exist_ok=True)
     with lock_folder(root, "wait for it to end, or give another folder"):
@@ -93,7 +88,7 @@ class PublishedFolder:
           # the files reach the disk before the manifest that names them, so that a power cut loses neither
           fsync_paths(*target.rglob("*"), target, root)
         except BaseException:
-          shutil.rmtree(target, ignore_errors=True)
+          self._delete(target)
           raise
         # Ctrl-C may come when the manifest is there already: from here on no new file is deleted
         _MANIFEST.write(root, generation=number, files=files)
@@ -103,7 +98,7 @@ class PublishedFolder:
       known[root] = version(root)
       for old in _generations(root):
         if old != target and (self._is_ours(old) or _is_empty(old)):
-          shutil.rmtree(old, ignore_errors=True)
+          self._delete(old)
 
   def verified(self, folder: str | os.PathLike) -> Path:
     """Return the folder of the files that were published last, after checking their digests.
@@ -139,6 +134,13 @@ class PublishedFolder:
       self.verified(root)
       raise FolderError(f"{folder} was changed by another process since it was opened; run the same again")
 
+  def _delete(self, data: Path) -> None:
+    """Delete a generation, last the files that show that it is ours: if it is cut short, the next one deletes it."""
+    with contextlib.suppress(OSError):
+      for path in sorted(data.iterdir(), key=lambda path: bool(self.contents.fullmatch(path.name))):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+      data.rmdir()
+
   def _is_ours(self, data: Path) -> bool:
     """Tell whether a folder is a generation of this kind, whole or cut short, by the names of its files."""
     return data.is_dir() and any(self.contents.fullmatch(path.name) for path in data.iterdir())
@@ -161,7 +163,7 @@ def version(folder: str | os.PathLike) -> str:
   """Return a digest of the manifest, which identifies the last publication, damaged or not; "" before the first."""
   try:
     return hashlib.sha256((Path(folder).resolve() / MANIFEST).read_bytes()).hexdigest()
-  except (FileNotFoundError, NotADirectoryError):
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
     return ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from selfrag_jax.storage.atomic import is_local, write_json
+from selfrag_jax.storage.atomic import check_writable, is_local, write_json
 from selfrag_jax.storage.lock import lock_folder
 
 RUN = "run.json"  # names the experiment of a folder
@@ -18,18 +18,14 @@ SHARED = {"position_recall": "self_rag"}  # the first continues from the phases 
 def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
   """Check before any work that a run can write into a folder, which need not exist yet. Changes nothing.
 
-  Raises NotADirectoryError, PermissionError, and ValueError for a folder of another experiment.
+  Raises like `check_writable`, and ValueError for a folder of another experiment.
   """
   if not os.fspath(path):
     raise ValueError("the workdir is an empty name; give the folder that checkpoints, metrics and reports go to")
   if not is_local(path):
     return
   workdir = epath.Path(path).absolute()
-  there = next(folder for folder in (workdir, *workdir.parents) if os.path.lexists(folder))
-  if not there.is_dir():
-    raise NotADirectoryError(f"the workdir {path} cannot be made: {there} is no folder")
-  if not os.access(there, os.W_OK | os.X_OK):
-    raise PermissionError(f"the workdir {path} cannot be written: no permission to write into {there}")
+  check_writable(workdir, f"the workdir {path}")
   other = _experiment_of(workdir) if experiment else None
   if other and SHARED.get(other, other) != SHARED.get(experiment, experiment):
     raise ValueError(f"the workdir {path} is of experiment {other!r}, this one is {experiment!r}: use another workdir")

@@ -145,7 +145,7 @@ def test_a_workdir_that_cannot_be_is_said_before_the_work(tmp_path, launcher):
   (tmp_path / "file").write_text("mine")
   for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
     run = launch(launcher, f"--config=configs/{config}.py", f"--workdir={workdir}")
-    assert_one_line(run, FAILED[launcher], f"the workdir {workdir} cannot be made: {tmp_path / 'file'} is no folder")
+    assert_one_line(run, FAILED[launcher], f"the workdir {workdir} cannot be made: {tmp_path / 'file'} is a file")
   run = launch(launcher, f"--config=configs/{config}.py", "--workdir=")
   assert_one_line(run, FAILED[launcher], "the workdir is an empty name")
   assert (tmp_path / "file").read_text() == "mine"

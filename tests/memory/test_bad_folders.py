@@ -55,9 +55,9 @@ def manifest(content):
     (empty, "manifest.json is missing: the folder holds no store"),
     (notes, "manifest.json is missing: the folder holds no store"),
     (a_file, "is a file or lies below one; a store is a folder"),
-    (a_folder_called_manifest, "manifest.json is damaged; restore the folder from a copy"),
+    (a_folder_called_manifest, "manifest.json is damaged, or not of a store; restore the folder from a copy"),
     *(
-      (manifest(content), "manifest.json is damaged; restore the folder from a copy")
+      (manifest(content), "manifest.json is damaged, or not of a store; restore the folder from a copy")
       for content in (b"", b"[1]", b'"text"', b"3", b"{}", b'{"check": 1, "format": 1}', os.urandom(999), b"[" * 10**5)
     ),
   ],
@@ -67,6 +67,9 @@ def test_what_is_no_store_is_said_and_left_as_it_was(tmp_path, make, message, re
   before = sorted(tmp_path.rglob("*"))
   with pytest.raises(StoreError, match=message):
     MemoryStore.load(str(tmp_path / "folder"), backend="numpy", read_only=read_only)
+  if "damaged" in message:
+    with pytest.raises(StoreError, match=message):
+      MemoryStore(D, path=str(tmp_path / "folder"), backend="numpy")
   assert sorted(tmp_path.rglob("*")) == before  # no .lock, no folder
 
 
@@ -95,6 +98,14 @@ def test_a_file_that_was_changed_is_named(tmp_path, name, content):
   (made(tmp_path) / name).write_bytes(content)
   with pytest.raises(StoreError, match=f"{name} is damaged"):
     MemoryStore.load(str(tmp_path), backend="numpy")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_log_that_is_a_folder_is_named(tmp_path, read_only):
+  (made(tmp_path) / "log-2.bin").unlink()
+  (tmp_path / "log-2.bin").mkdir()
+  with pytest.raises(StoreError, match=r"log-2\.bin is a link or a folder"):
+    MemoryStore.load(str(tmp_path), backend="numpy", read_only=read_only)
 
 
 def forge(path, change):

@@ -135,6 +135,10 @@ def test_near_duplicates_are_counted_and_not_added():
   assert (store.get("4").count, store.get("1").count, store.get("7").count) == (3, 2, 1)
   store.add("with a key", rows[0], key="k")  # a key says that it is another fact
   assert store.size == 7
+  for within in (None, "source"):
+    one = MemoryStore(D, backend="numpy", dedupe_threshold=-np.inf, dedupe_within=within)
+    assert one.add_many(["a"], rows[:1]) == one.add_many(["b"], -rows[:1]) == ["0"]
+    assert (one.add("c", rows[0], metadata={"source": "s"}) == "0") == (within is None)
 
 
 def test_near_duplicates_within_a_field():
@@ -230,6 +234,7 @@ def test_an_encoder_makes_texts_enough():
   assert [found[0].text for found in store.search_batched(["cab", "k"], 1)] == ["abc", "kkk"]
   store.update("0", "qqq")
   assert store.search("q", 1)[0].id == "0"
+  assert filled().search_batched([]) == []
   with pytest.raises(ValueError, match="no encoder"):
     filled().search("text")
 
@@ -279,6 +284,17 @@ def test_bad_queries_and_settings_are_refused():
     MemoryStore(D, 0)
   with pytest.raises(ValueError, match="belong to 'exact' and 'approx'"):
     MemoryStore(D, backend="numpy", dtype="int8")
+  for wrong, message in (
+    ({"dtype": "banana"}, "dtype = 'banana'; use float32, bfloat16, int8"),
+    ({"dtype": "int32"}, "dtype = 'int32'; use float32, bfloat16, int8"),
+    ({"mesh": "x"}, "mesh = 'x'; give a jax.sharding.Mesh with an axis 'data'"),
+    ({"mesh": jax.make_mesh((1,), ("model",))}, "with an axis 'data'"),
+    ({"encoder": "minilm"}, "encoder is 'minilm'; give a function of texts to vectors, or None"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      MemoryStore(D, **wrong)
+  with pytest.raises(ValueError, match="recency = 'new'; give a Recency"):
+    store.search(np.ones(D), recency="new")
   with pytest.raises(ValueError, match="nothing on the devices"):
     store.state()
   with pytest.raises(ValueError, match="no folder"):
@@ -289,6 +305,21 @@ def test_an_empty_memory_finds_nothing():
   for backend in ("numpy", "exact", "scann"):
     assert MemoryStore(D, backend=backend).search_batched(np.ones((3, D)), 4) == [[], [], []]
   assert filled().search_batched(np.zeros((0, D))) == []
+
+
+@pytest.mark.parametrize("backend", ["numpy", "exact", "scann"])
+def test_a_vector_whose_square_float32_cannot_hold_counts_as_zero(backend):
+  x, y, *_ = np.eye(D, dtype=np.float32)
+  store = MemoryStore(D, 16, backend=backend, dedupe_threshold=0.9)
+  rows = [*(x * length for length in (1e-22, *[1e-20] * 6, 1e-18)), np.full(D, 0.9e-19), x + y]
+  assert store.add_many(list("abcdefghij"), np.stack(rows)) == list("0123456789")
+  found = {chunk.text: chunk.score for chunk in store.search(x, 10)}
+  assert found == {"h": pytest.approx(1), "j": pytest.approx(0.5**0.5), **dict.fromkeys("abcdefgi", 0)}
+  assert [chunk.text for chunk in store.search(x, 1)] == ["h"]  # the short ones are no candidates
+  store = MemoryStore(D, 16, backend=backend)
+  store.add_many(["oldest", *["later"] * 8], np.stack([-x, *[x] * 8]))
+  (found,) = store.search(1e-20 * x, 1, recency=Recency(-1, 1, "position"))  # a bonus for old ones decides alone
+  assert (found.text, found.score) == ("oldest", pytest.approx(-(0.5**8)))
 
 
 @pytest.mark.parametrize("backend", ["numpy", "exact", "scann"])

@@ -171,6 +171,21 @@ def test_a_fork_while_another_thread_searches_does_not_wait_for_it(tmp_path, is_
   assert store.chunks == ["first"]
 
 
+@pytest.mark.parametrize("name", ["ids", "chunks", "token_ids", "embeddings", "metadata"])
+def test_another_thread_may_delete_as_soon_as_the_lock_is_free(name):
+  store = make(None)
+
+  class Contested(type(store._lock)):
+    def __exit__(self, *_):
+      super().__exit__()
+      del Contested.__exit__
+      store.clear()
+
+  store._lock = Contested()
+  assert len(getattr(store, name)) == 1
+  assert len(getattr(store, name)) == 0
+
+
 def test_a_fork_in_the_middle_of_a_change_by_another_thread_is_refused(monkeypatch):
   store, encoder = make(None), Blocking()
   real = store._table._put

@@ -76,7 +76,7 @@ def test_filters_compare_and_name_their_mistakes(tmp_path, capsys):
     assert {document["id"] for document in json.loads(capsys.readouterr().out)[0]["documents"]} == years
   for command in (("search", "--knowledge_base", kb, "ship"), ("delete", "--knowledge_base", kb)):
     for where, message in (
-      ("yaer>=2020", "asks for 'yaer', which nothing here has; did you mean 'year'?"),
+      ("yaer>=2020", "asks for 'yaer', which the metadata lacks; did you mean year?"),
       ("year!=2020", "--where year!=2020: write NAME=VALUE, or >= > <= < and ~"),
       ("year>=abc", "no 'year' can be compared with 'abc' by $gte: they are like 1999"),
     ):

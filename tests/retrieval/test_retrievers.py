@@ -258,7 +258,7 @@ def test_filters_know_names_and_operators(retriever):
   assert {document.id for document in small} <= {"zebra-marsh", "otter-marsh"}
   assert "zebra-marsh" in ids(small)
   for ask in (lambda where: retriever.retrieve("zebra", where=where), lambda where: retriever.delete(where=where)):
-    with pytest.raises(ValueError, match="asks for 'sorce', which nothing here has; did you mean 'source'"):
+    with pytest.raises(ValueError, match="asks for 'sorce', which the metadata lacks; did you mean source"):
       ask({"sorce": "marsh"})
     with pytest.raises(ValueError, match=r"unknown operator '\$ge'"):
       ask({"n": {"$ge": 3}})

@@ -1,5 +1,6 @@
 """A published folder: it replaces only a folder of its own kind, and leaves any other folder unchanged."""
 
+import contextlib
 import json
 import os
 import re
@@ -84,6 +85,14 @@ def test_a_damaged_manifest_is_named_with_the_way_out(tmp_path, text):
     made("b").save(folder)
 
 
+def test_a_manifest_that_is_a_folder_is_named(tmp_path):
+  made("a").save(tmp_path / "kb")
+  (tmp_path / "kb" / "manifest.json").unlink()
+  (tmp_path / "kb" / "manifest.json").mkdir()
+  with pytest.raises(DamagedError, match=r"manifest\.json is damaged \(it is a folder\)"):
+    load(tmp_path / "kb")
+
+
 def test_a_knowledge_base_of_a_later_version_is_not_taken_for_damaged(tmp_path):
   retriever = made("a")
   retriever.save(tmp_path / "kb")
@@ -118,13 +127,14 @@ def test_a_save_that_fails_leaves_no_file_where_nothing_was(tmp_path):
 
 def test_where_no_folder_can_be_made_is_said_in_words(tmp_path, monkeypatch):
   (tmp_path / "file").write_text("mine")
-  for folder in (tmp_path / "file", tmp_path / "file" / "kb"):
-    with pytest.raises(NotADirectoryError, match="file is a file or a broken link; give another one"):
-      made("a").save(folder)
+  (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+  for name in ("file", "file/kb", "link", "link/kb"):
+    with pytest.raises(NotADirectoryError, match=f"{name[:4]} is a file or a broken link; give another one"):
+      made("a").save(tmp_path / name)
   monkeypatch.setattr(os, "access", lambda path, mode: False)
-  with pytest.raises(PermissionError, match=r"kb cannot be written: .* is read-only for this user"):
+  with pytest.raises(PermissionError, match=rf"kb cannot be written: no permission to write into {tmp_path}"):
     made("a").save(tmp_path / "kb")
-  assert [path.name for path in tmp_path.iterdir()] == ["file"]
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
 def test_a_folder_with_a_manifest_of_somebody_else_stays_as_it_is(tmp_path):
@@ -217,3 +227,35 @@ def test_killed_between_its_files_and_its_manifest_it_is_as_it_was(tmp_path, pub
   write_letter(folder, "next", known)  # the lock is free, and what was left is taken away
   assert (LETTERS.verified(folder) / "letter-1").read_text() == "next"
   assert sorted(path.name for path in folder.iterdir()) == [".lock", f"data-{2 + published}", "manifest.json"]
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("deleted", range(7))
+def test_an_old_generation_whose_deletion_was_cut_short_is_deleted_by_the_next(
+  tmp_path, monkeypatch, deleted, published
+):
+  """Those of the last generation, and those of one that fails."""
+  real, left = os.unlink, iter(range(deleted))
+
+  def unlink(path, **options):
+    is_page = os.path.basename(path)[:4] in ("page", "lett")
+    if is_page and next(left, None) is None:
+      raise KeyboardInterrupt
+    real(path, **options)
+
+  def write(known, fails=False):
+    with LETTERS.publish(tmp_path, known) as files:
+      for name in ("page-1", "page-2", "letter-1", "page-3", "page-4", "part/page"):
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).write_text(name)
+      if fails:
+        raise ValueError
+
+  known = {}
+  write(known)
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "unlink", unlink)
+    with contextlib.suppress(KeyboardInterrupt, ValueError):
+      write(known, fails=not published)
+  write(known)
+  assert len(list(tmp_path.glob("data-*"))) == 1

@@ -69,7 +69,7 @@ def test_what_cannot_be_a_folder_is_said_and_nothing_is_made(tmp_path, monkeypat
   (tmp_path / "file").write_text("")
   (tmp_path / "link").symlink_to(tmp_path / "nowhere")
   for path in ("file", "file/run", "link", "link/run"):
-    with pytest.raises(NotADirectoryError, match=r"cannot be made: .* is no folder"):
+    with pytest.raises(NotADirectoryError, match=r"the workdir .* cannot be made: .* is a file or a broken link"):
       workdir.check_workdir(tmp_path / path)
   with pytest.raises(ValueError, match="the workdir is an empty name"):
     workdir.check_workdir("")

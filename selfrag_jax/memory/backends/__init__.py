@@ -10,13 +10,19 @@ from selfrag_jax.memory.index import Backend
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
+DTYPES = ("float32", "bfloat16", "int8")
+
 
 def make_backend(name: str, dtype: str = "float32", mesh: "Mesh | None" = None) -> Backend:
   """Return the backend called exact, approx, scann or numpy.
 
-  Raises ValueError for another name, and for a dtype or mesh that the backend does not use.
+  Raises ValueError for another name, for another dtype or mesh, and for one that the backend does not use.
   """
   if name in ("exact", "approx"):
+    if dtype not in DTYPES:
+      raise ValueError(f"dtype = {dtype!r}; use {', '.join(DTYPES)}")
+    if mesh is not None and "data" not in getattr(mesh, "axis_names", ()):
+      raise ValueError(f"mesh = {mesh!r}; give a jax.sharding.Mesh with an axis 'data'")
     return DeviceBackend(name, dtype, mesh)
   if mesh is not None or dtype != "float32":
     raise ValueError(f"backend {name!r} keeps float32 on the host; dtype and mesh belong to 'exact' and 'approx'")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from selfrag_jax.memory.index import VectorIndex
-from selfrag_jax.memory.scoring import OVERSAMPLING, Metric, SearchResult, cosine, mask_scores, ordered_dot, pad
+from selfrag_jax.memory.scoring import OVERSAMPLING, Metric, SearchResult, cosine, mask_scores, norm, ordered_dot, pad
 
 _SCORES = 1 << 24  # most scores of one matrix product, and most numbers in its candidate rows: 64 MiB
 
@@ -43,7 +43,7 @@ def prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:
   """Return vectors f32[N, D] whose inner products are the similarities: for cosine, scaled to norm 1."""
   if metric == "dot":
     return vectors.astype(np.float32)
-  norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+  norms = norm(np.einsum("nd,nd->n", vectors, vectors))[:, None]
   return vectors / np.where(norms == 0, 1, norms)
 
 
