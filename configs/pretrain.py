@@ -46,6 +46,8 @@ class Needed(NamedTuple):
 STEPS = dict.fromkeys(WORDINGS, Steps(1200, 800, 150, 100)) | {"two_fact": Steps(1200, 1800, 400, 150)}
 # questions in other words than the facts take longer to find them
 STEPS |= {"paraphrase": Steps(1200, 800, 250, 100)}
+# which of two values is newer is learned late, last where both stand early
+STEPS |= {"conflict": Steps(1200, 800, 300, 300)}
 STEPS |= dict.fromkeys(PAIRS, Steps(0, 1000, 150, 100)) | {"text": Steps(0, 500, 150, 100)}
 # a model that cannot read a list of facts does not learn to use a memory
 NEEDED = dict.fromkeys(WORDINGS, Needed(0.1, 0.1, 1.0)) | {"text": Needed(0.0, 0.0, 0.0)}
