@@ -38,7 +38,6 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
   "two_fact": ("train", "memory.py:two_fact", ("pairs", "pretrain", "memory"),
                ("pairs.needed_loss=0", *FACTS, *ONE_LEVEL)),
   "refrag": ("train", "refrag.py", SEARCH, (*SMALL, "rl.kl_weight=0.1", "rl.accumulate=2")),
-  "refrag_lm": ("train", "refrag.py:transformer", ("sft", "rl"), (*SMALL, "sft_gold.steps=0", "memory.encoder=lm")),
   "encoder": ("train", "encoder.py", ("encoder",), ("encoder.batch_size=4", "encoder.document_tokens=48")),
   "rerank": ("train", "rerank.py", ("rerank",), ("rerank.batch_size=2", "rerank.tokens=48", "evaluation.periodic=2")),
 }  # fmt: skip
