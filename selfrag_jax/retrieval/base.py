@@ -331,9 +331,8 @@ def create(name: str, **settings: Any) -> BaseRetriever:
     raise ValueError(f"no retriever is called {name!r}; one of {', '.join(known)}, or register() your own in a plugin")
   hints = getattr(_registry[name].__init__, "__annotations__", {})
   for key, value in settings.items():
-    check_value(
-      hints.get(key), value.item() if isinstance(value, np.generic) else value, f"the setting {key} of {name}"
-    )
+    plain = value.item() if isinstance(value, np.generic) else value
+    check_value(hints.get(key), plain, f"the setting {key} of {name}")
   try:
     return _registry[name](**settings)
   except TypeError as error:
