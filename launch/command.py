@@ -1,14 +1,13 @@
 """The common part of the launchers: their flags, and errors in one line for mistakes that the user can mend."""
 
+import contextlib
 import os
 import re
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags, logging
@@ -77,6 +76,8 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
 
   `--v=1` also shows where the error arose, and the logs of the libraries.
   """
+  from selfrag_jax.train.interrupt import interrupt
+
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupt)
   try:
@@ -88,20 +89,14 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
 
     print(printable(ended.code), file=sys.stderr)
     sys.exit(failed)
+  except KeyboardInterrupt as stopped:
+    with contextlib.suppress(OSError):  # whoever read the output may have gone
+      print(stopped if str(stopped) else "stopped", file=sys.stderr, flush=True)
+      sys.stdout.flush()
+    os._exit(130)  # XLA may still be compiling, and would crash while the interpreter ends
   except Exception:  # a bug, or --v=1: Python's own exit code would be 1, whatever `failed` is
     traceback.print_exc()
     sys.exit(failed)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-  """Raise KeyboardInterrupt for a Ctrl-C, a little later where Python would drop the exception.
-
-  Python drops exceptions that are raised in a callback of the garbage collector, and JAX has such a callback: a program
-  that makes many small objects, such as the optimizer of prompts, would go on after one Ctrl-C in ten.
-  """
-  if frame is None or frame.f_code.co_name != "_xla_gc_callback":
-    raise KeyboardInterrupt
-  threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
@@ -109,9 +104,6 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # orbax writes dozens of INFO lines a checkpoint
   try:
     main(argv)
-  except KeyboardInterrupt as interrupt:
-    print(interrupt if str(interrupt) else "stopped", file=sys.stderr)
-    sys.exit(130)
   except Exception as error:
     from selfrag_jax.experiments.self_rag import NotLearnedError
     from selfrag_jax.memory.journal import StoreError
@@ -138,7 +130,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
 
 def _unread(error: Exception) -> str:
   """Return why a config could not be read; ml_collections packs the reason into the last line."""
-  reason = re.sub(r".*\[Errno \d+\] ", "", str(error).splitlines()[-1].strip())
+  reason = re.sub(r".*(\[Errno \d+\]|failure to load:) ", "", str(error).splitlines()[-1].strip()).rstrip(".")
   folder = Path(__file__).resolve().parents[1] / "configs"
   return f"{reason}; the path of a config begins in the folder that you are in, those of this project are in {folder}"
 
@@ -164,9 +156,10 @@ def _in_config(error: BaseException, argv: list[str]) -> str | None:
 def _parse(argv: list[str]) -> list[str]:
   if {"-h", "-help", "--help", "-helpshort", "--helpshort"} & set(argv):
     main = sys.modules["__main__"]
-    print((main.__doc__ or "").strip(), flags.FLAGS.main_module_help(), "", sep="\n")
-    print("--helpfull lists the flags of the libraries too.")
-    sys.exit(0)
+    more = "--helpfull lists the flags of the libraries too."
+    with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
+      print((main.__doc__ or "").strip(), flags.FLAGS.main_module_help(), "", more, sep="\n", flush=True)
+    os._exit(0)  # sys.exit would write the rest once more
   logging.set_verbosity(logging.ERROR)  # hide the warnings about an unreadable config: it ends as an error below
   try:
     rest = flags.FLAGS(argv)

@@ -19,9 +19,9 @@ for shared in ("config", "workdir", "dry_run"):
 
 def main(argv: list[str]) -> None:
   """Evaluate the experiment that the config describes."""
-  from selfrag_jax.reports.thresholds import check_names, missed, parse_gate
+  from selfrag_jax.reports.thresholds import check_names, missed, parse_gates
 
-  gates = [*(parse_gate("min", text) for text in MIN.value), *(parse_gate("max", text) for text in MAX.value)]
+  gates = parse_gates(MIN.value, MAX.value)
   config = read(argv)
   if DATA.value is not None:
     if "path" not in config.get("data", {}):
@@ -34,8 +34,15 @@ def main(argv: list[str]) -> None:
   if DRY_RUN.value:
     module.dry_run(experiment)
     return
+  from selfrag_jax.experiments.base import READING
   from selfrag_jax.text.printable import printable
+  from selfrag_jax.train.loop import checkpoints
   from selfrag_jax.train.workdir import open_workdir
+
+  if config["experiment"] in READING and not checkpoints(folder, "").exists():  # a mistyped folder is not made
+    raise ValueError(
+      f"{checkpoints(folder, '')} does not exist: train first, with launch/train.py, or give its workdir"
+    )
 
   with open_workdir(folder, config["experiment"]) as workdir:
     report = module.evaluate(experiment, workdir)

@@ -9,7 +9,8 @@ import sys
 from absl import flags
 from command import DRY_RUN, build, output, read, run
 
-COMPARE = flags.DEFINE_list("compare", [], "Memories to compare: none, window, retrieval.")
+MEMORIES = ("none", "window", "retrieval")
+COMPARE = flags.DEFINE_list("compare", [], f"Memories to compare: {', '.join(MEMORIES)}.")
 for shared in ("config", "workdir", "dry_run"):
   flags.declare_key_flag(shared)
 
@@ -19,6 +20,8 @@ def main(argv: list[str]) -> None:
   config = read(argv)
   if config["experiment"] != "gradient_rag":
     raise ValueError(f"config.experiment is {config['experiment']!r}; optimize_prompt.py runs gradient_rag")
+  if COMPARE.present and (len(COMPARE.value) < 2 or sorted(COMPARE.value) != sorted({*COMPARE.value} & {*MEMORIES})):
+    raise ValueError(f"--compare={','.join(COMPARE.value)}: give at least two of {', '.join(MEMORIES)}, each once")
   folder = "" if DRY_RUN.value else output(config)
   module, experiment = build(config)
   from selfrag_jax.experiments import gradient_rag

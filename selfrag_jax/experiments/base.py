@@ -20,6 +20,7 @@ from selfrag_jax.typing import Params
 NAMES = (
   "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "gradient_rag", "sweep",
 )  # fmt: skip
+READING = ("refrag", "self_rag", "encoder", "rerank")  # evaluation reads what `run` trained; others make all they need
 TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshShape, "init": str}  # the sections of every config that trains
 
 

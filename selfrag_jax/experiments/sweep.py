@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax.experiments.base import find, write_report
+from selfrag_jax.experiments.base import READING, find, write_report
 from selfrag_jax.experiments.documents import FilesPath
 from selfrag_jax.experiments.self_rag import NotLearnedError
 from selfrag_jax.metrics.statistics import crossed_interval
@@ -28,8 +28,7 @@ class Kind(NamedTuple):
 
   `shown`: the numbers in the terminal and the figure. `same`: keys whose values all reports of a group share. `paired`:
   pairs of arrays in the .npz file beside the report, with a value for each question, whose difference gets an interval
-  over runs and questions together. `figure` draws the reports of a group into a file. `evaluation_trains`: `evaluate`
-  trains missing phases and writes the report; the `run` of other experiments does both.
+  over runs and questions together. `figure` draws the reports of a group into a file.
   """
 
   name: str
@@ -39,7 +38,6 @@ class Kind(NamedTuple):
   same: tuple[str, ...] = ()
   paired: tuple[tuple[str, str], ...] = ()
   figure: Callable[[epath.PathLike, Sequence[Mapping[str, Any]]], None] | None = None
-  evaluation_trains: bool = False
 
 
 KINDS = {
@@ -55,7 +53,6 @@ KINDS = {
      "conditions.full_mamba.accuracy", "conditions.full_transformer.accuracy"),
     same=("variant", "n_facts"),
     figure=figures.accuracy_over_depth_of_runs,
-    evaluation_trains=True,
   ),
   "refrag": Kind(
     "refrag",
@@ -168,7 +165,7 @@ def _make(run: Run, folder: epath.Path) -> dict[str, Any] | str:
   module = find(run.kind.name)
   with open_workdir(folder) as held:
     try:
-      (module.evaluate if run.kind.evaluation_trains else module.run)(run.experiment, held)
+      (module.run if run.kind.name in READING else module.evaluate)(run.experiment, held)
     except (NotLearnedError, NonFiniteLossError) as error:
       print(f"{folder.parent.name}/{folder.name} ended: {error}", flush=True)
       write_json(folder / ENDED, {"experiment": run.kind.name, "ended": str(error)})

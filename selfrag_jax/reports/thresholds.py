@@ -1,7 +1,8 @@
 """Gates of scripted evaluations: the bounds that values of a report must keep."""
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from selfrag_jax.checked import suggestion
@@ -33,12 +34,21 @@ def parse_gate(flag: Flag, text: str) -> Gate:
   return gate
 
 
+def parse_gates(least: Iterable[str], most: Iterable[str]) -> list[Gate]:
+  """Parse the values of `--min` and `--max`. Raises ValueError for bad text and for bounds that exclude each other."""
+  low, high = [parse_gate("min", text) for text in least], [parse_gate("max", text) for text in most]
+  for a, b in itertools.product(low, high):
+    if a.name == b.name and a.bound > b.bound:
+      raise ValueError(f"--min={a.name}={a.bound:g} and --max={b.name}={b.bound:g} exclude each other")
+  return low + high
+
+
 def check_names(gates: Iterable[Gate], names: Iterable[str]) -> None:
   """Raise ValueError, with the closest name, for a gate of a value that no report will have."""
   names = sorted(names)
   for gate in gates:
     if gate.name not in names:
-      raise ValueError(f"--{gate.flag}: the report has no {gate.name}; {_suggestion(gate.name, names)}")
+      raise ValueError(f"--{gate.flag}: the report has no {gate.name}; {suggestion(gate.name, names)}")
 
 
 def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -52,29 +62,8 @@ def numbers(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
   return found
 
 
-def value_of(report: Mapping[str, Any], gate: Gate) -> float:
-  """Return the number that a gate names by its key, or by keys joined by dots.
-
-  Raises ValueError, with a close name or the known ones, if there is no such number.
-  """
-  name = gate.name
-  if name in (known := numbers(report)):
-    return known[name]
-  found: Any = report
-  for key in [name] if name in report else name.split("."):
-    if not isinstance(found, Mapping) or key not in found:
-      names = sorted(map(str, found)) if isinstance(found, Mapping) else []
-      raise ValueError(f"--{gate.flag}: the report has no {name}; at {key!r} {_suggestion(key, names)}")
-    found = found[key]
-  raise ValueError(f"--{gate.flag}: {name} is no number in the report")
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-  return suggestion(name, known) if known else "it has a value"
-
-
-def missed(report: Mapping[str, Any], gates: Iterable[Gate]) -> list[str]:
-  """Return a sentence for each gate whose bound the report does not keep."""
-  values = [(gate, value_of(report, gate)) for gate in gates]
-  side = {"min": "more", "max": "less"}
+def missed(report: Mapping[str, Any], gates: Sequence[Gate]) -> list[str]:
+  """Return a sentence for each gate whose bound the report does not keep. Raises ValueError like `check_names`."""
+  check_names(gates, known := numbers(report))
+  side, values = {"min": "more", "max": "less"}, [(gate, known[gate.name]) for gate in gates]
   return [f"{g.name} is {value:.6g}, not {g.bound:g} or {side[g.flag]}" for g, value in values if not g.holds(value)]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from selfrag_jax.checked import check_value
 from selfrag_jax.memory.filters import Where, check_where, predicate
 from selfrag_jax.memory.scoring import check_k
 from selfrag_jax.retrieval.document import (
@@ -335,6 +336,10 @@ def create(name: str, **settings: Any) -> BaseRetriever:
   if name not in _registry:
     known = sorted({*BUILTIN, *_registry})
     raise ValueError(f"no retriever is called {name!r}; one of {', '.join(known)}, or register() your own in a plugin")
+  hints = getattr(_registry[name].__init__, "__annotations__", {})
+  for key, value in settings.items():
+    plain = value.item() if isinstance(value, np.generic) else value
+    check_value(hints.get(key), plain, f"the setting {key} of {name}")
   try:
     return _registry[name](**settings)
   except TypeError as error:

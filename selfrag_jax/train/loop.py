@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Annotated, Any, Protocol
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
+from selfrag_jax.train.interrupt import interrupt
 from selfrag_jax.train.state import TrainState
 from selfrag_jax.train.telemetry import Telemetry
 from selfrag_jax.typing import Params
@@ -92,10 +94,10 @@ class StopSignal:
       for number, handler in self._before.items():
         signal.signal(number, handler)
 
-  def _note(self, number: int, _: Any) -> None:
+  def _note(self, number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT:
       if self.requested == signal.SIGINT:
-        raise KeyboardInterrupt("stopped at once; the newest checkpoint is kept")
+        return interrupt(number, frame, "stopped at once; the newest checkpoint is kept")
       print("stopping after this step, to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
     self.requested = number
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from etils import epath
 
-from selfrag_jax.experiments.base import NAMES, ExperimentModule, find, write_report
+from selfrag_jax.experiments.base import NAMES, READING, ExperimentModule, find, write_report
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -15,6 +15,7 @@ def test_every_experiment_has_the_functions_of_the_protocol(name):
   for function in ("build", "dry_run", "run", "evaluate", "value_names"):
     expected = list(inspect.signature(getattr(ExperimentModule, function)).parameters)[1:]
     assert list(inspect.signature(getattr(module, function)).parameters) == expected, function
+  assert (name in READING) == ("by_reading" in inspect.getsource(module.evaluate))
 
 
 def test_an_unknown_experiment_is_named():

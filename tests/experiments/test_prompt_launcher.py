@@ -133,7 +133,9 @@ def test_ctrl_c_at_the_launcher_keeps_what_was_done(tmp_path):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--compare=retrieval,al"], "error: config.memory is 'al'; one of none, window, retrieval"),
+    (["--compare=retrieval,al"], "error: --compare=retrieval,al: give at least two of none, window, retrieval"),
+    (["--compare=none,none"], "error: --compare=none,none: give at least two"),
+    (["--compare="], "error: --compare=: give at least two"),
     (["--config.budget.tokens=9000"], "error: the call may bring the run to 9,"),
     (
       ["--config.engines.critic.name=m", "--config.engines.critic.base_url=http://127.0.0.1:9/v1"],

@@ -104,7 +104,8 @@ def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   assert measured(now) == measured(report)
   assert (tmp_path / "metrics.jsonl").read_text() == rows
   ended = launch("encoder", folder, tmp_path / "empty", *small, code=2, launcher="eval")
-  assert "checkpoints/encoder is at step 0, config.encoder.steps is 12: train the phase" in ended.stderr
+  assert f"error: {tmp_path / 'empty' / 'checkpoints'} does not exist: train first" in ended.stderr
+  assert not (tmp_path / "empty").exists()
 
 
 def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):

@@ -2,14 +2,18 @@
 
 import functools
 import gc
+import os
 import signal
 import time
 
 import jax
 import pytest
+from absl import app
 from jax._src import lib
 
-from launch.command import _one_line, interrupt
+from launch.command import _one_line, run
+from selfrag_jax.train.interrupt import interrupt
+from selfrag_jax.train.loop import StopSignal
 
 
 def raises(error):
@@ -38,15 +42,22 @@ def test_too_little_memory_is_one_line(error):
   assert "\n" not in str(ended.value)
 
 
-def test_ctrl_c_is_one_line_and_the_code_of_shells(capsys):
-  with pytest.raises(SystemExit) as stopped:
-    _one_line(raises(KeyboardInterrupt("stopped; step 5 is saved")), [])
-  assert stopped.value.code == 130
-  assert capsys.readouterr().err == "stopped; step 5 is saved\n"
+@pytest.mark.parametrize("message", ["stopped; step 5 is saved", ""])
+def test_ctrl_c_is_one_line_and_the_code_of_shells(capsys, monkeypatch, message):
+  ended, stop = [], raises(KeyboardInterrupt(*filter(None, [message])))
+  # the first comes while `main` runs, the second while a config loads
+  monkeypatch.setattr(app, "run", lambda main, flags_parser: (main if message else stop)([]))
+  monkeypatch.setattr(os, "_exit", ended.append)  # at once: XLA may still be compiling
+  monkeypatch.setattr(signal, "signal", lambda *_: None)
+  run(stop)
+  assert ended == [130]
+  assert capsys.readouterr().err == f"{message or 'stopped'}\n"
 
 
-def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch):
-  ended = []
+@pytest.mark.parametrize("handler", ["of launchers", "of training, at the second"])
+def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch, handler):
+  ended, stop = [], StopSignal()
+  stop.requested = signal.SIGINT
 
   def collect_and_wait():
     lib._xla_gc_callback("start", {})  # as the collector calls it: what it raises is lost
@@ -54,7 +65,7 @@ def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch):
     time.sleep(5)
     ended.append("wait")
 
-  before = signal.signal(signal.SIGINT, interrupt)
+  before = signal.signal(signal.SIGINT, interrupt if handler == "of launchers" else stop._note)
   gc.disable()
   try:
     with monkeypatch.context() as patch:

@@ -184,6 +184,15 @@ def test_help_lists_the_flags_of_the_project(launcher, own, flag):
   assert "--v:" not in run.stdout
 
 
+def test_help_may_be_read_in_part():
+  gone, written = os.pipe()
+  os.close(gone)
+  command = [sys.executable, "launch/eval.py", "--help"]
+  run = subprocess.run(command, cwd=ROOT, stdout=written, stderr=subprocess.PIPE, check=False)
+  os.close(written)
+  assert (run.returncode, run.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(("launcher", "own"), [("generate", "prompt"), ("build_kb", "documents")])
 def test_launchers_without_a_config_do_not_take_one(launcher, own):
   run = launch(launcher, "--help")

@@ -179,7 +179,7 @@ def test_what_does_not_fit_the_mesh_is_one_line_and_writes_nothing(tmp_path, fla
   [
     ("configs/refrag.py:nope", "no variant 'nope'; one of hybrid, transformer, mamba"),
     ("configs/refragg.py", "No such file or directory: 'configs/refragg.py'; the path of a config begins"),
-    ("", "Path to config file is an empty string.; the path of a config begins"),
+    ("", "error: Path to config file is an empty string; the path of a config begins"),
   ],
 )
 @pytest.mark.parametrize("overridden", [True, False])

@@ -277,6 +277,10 @@ def test_an_output_that_cannot_be_is_said_before_anything_is_read(tmp_path, kb, 
     ),
     (["--documents", EXAMPLE, "--output", "x", "--near_duplicates", "2"], "must be in (0, 1]"),
     (["--documents", EXAMPLE, "--output", "x", "--type", "bm25", "--settings", '{"k2": 1}'], "the settings of bm25"),
+    (
+      ["--documents", EXAMPLE, "--output", "x", "--type", "bm25", "--settings", '{"k1": "x"}'],
+      "the setting k1 of bm25 is 'x'; it must be a finite number",
+    ),
   ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
