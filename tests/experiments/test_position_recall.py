@@ -78,7 +78,7 @@ def test_the_names_of_all_numbers_are_known_before(report):
   jsonschema.validate(json.loads(json.dumps(said)), read_schema("position_recall"))
   assert recall_experiment.value_names(build(tiny(position_recall.get_config))) == numbers(said).keys()
   kind = sweep.KINDS["position_recall"]
-  groups = {"kv": {"one": sweep.Run(kind, build(tiny(position_recall.get_config)))}}
+  groups = {"kv": {"one": sweep.Run(kind, build(tiny(position_recall.get_config)), {})}}
   assert sweep.value_names(groups) == numbers({"kv": sweep.summarize({"one": said}, kind)}).keys()
 
 
