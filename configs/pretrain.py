@@ -43,12 +43,13 @@ class Needed(NamedTuple):
 
 # recall forms on pairs first, at a step between 300 and 700: from sentences alone, some seeds do not learn it in
 # thousands of steps
-STEPS = dict.fromkeys(WORDINGS, Steps(1200, 800, 150, 100)) | {"two_fact": Steps(1200, 1800, 400, 150)}
-# questions in other words than the facts take longer to find them
-STEPS |= {"paraphrase": Steps(1200, 800, 250, 100)}
-# which of two values is newer is learned late, last where both stand early
-STEPS |= {"conflict": Steps(1200, 800, 300, 300)}
-STEPS |= dict.fromkeys(PAIRS, Steps(0, 1000, 150, 100)) | {"text": Steps(0, 500, 150, 100)}
+STEPS = dict.fromkeys(WORDINGS, Steps(1200, 800, 150, 100)) | {
+  "two_fact": Steps(1200, 1800, 400, 150),
+  "paraphrase": Steps(1200, 800, 250, 100),  # questions in other words than the facts take longer to find them
+  "conflict": Steps(1200, 800, 300, 300),  # which value is newer is learned late, last where both stand early
+  **dict.fromkeys(PAIRS, Steps(0, 1000, 150, 100)),
+  "text": Steps(0, 500, 150, 100),
+}
 # a model that cannot read a list of facts does not learn to use a memory
 NEEDED = dict.fromkeys(WORDINGS, Needed(0.1, 0.1, 1.0)) | {"text": Needed(0.0, 0.0, 0.0)}
 # two_fact: the step from one fact to another is learned once the memory is there;

@@ -93,6 +93,12 @@ def check_value(hint: Any, value: Any, name: str) -> None:
     raise ValueError(f"{name} is {_shown(value)}; {must}{allowed}")
 
 
+def check_encoder(encoder: Any, otherwise: str = "None") -> None:
+  """Raise ValueError, with what may be given `otherwise`, for an encoder that is neither a function nor None."""
+  if encoder is not None and not callable(encoder):
+    raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or {otherwise}")
+
+
 def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
   """Return the end of an error about an unknown name: the closest known name, after `prefix`, or else some."""
   close = difflib.get_close_matches(name, known := list(known), n=1)

@@ -164,12 +164,6 @@ def check_metadata(metadata: Any, whose: str) -> Mapping[str, Any]:
   return metadata
 
 
-def check_encoder(encoder: Any, otherwise: str = "None") -> None:
-  """Raise ValueError, with what may be given `otherwise`, for an encoder that is neither a function nor None."""
-  if encoder is not None and not callable(encoder):
-    raise ValueError(f"encoder is {encoder!r}; give a function of texts to vectors, or {otherwise}")
-
-
 def check_score(name: str, value: float | None) -> None:
   """Raise ValueError for a threshold that is not a number: every comparison with NaN is false."""
   is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

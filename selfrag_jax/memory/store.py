@@ -5,11 +5,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from selfrag_jax.checked import check_encoder
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.backends.device import DeviceBackend
 from selfrag_jax.memory.backends.scann import ScannBackend
@@ -18,16 +18,7 @@ from selfrag_jax.memory.dedupe import near_duplicates
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.index import VectorIndex
 from selfrag_jax.memory.journal import Journal, Snapshot, StoreError
-from selfrag_jax.memory.records import (
-  Chunk,
-  Recency,
-  check_encoder,
-  check_metadata,
-  check_rows,
-  check_score,
-  make_records,
-  token_rows,
-)
+from selfrag_jax.memory.records import Chunk, Recency, check_metadata, check_rows, check_score, make_records, token_rows
 from selfrag_jax.memory.scoring import Metric, check_k
 from selfrag_jax.memory.store_lock import StoreLock
 from selfrag_jax.memory.table import Change, Table
@@ -287,8 +278,6 @@ class MemoryStore(Contents):
     """
     check_k(k)
     check_score("min_score", min_score)
-    if not isinstance(recency, (Recency, NoneType)):
-      raise ValueError(f"recency = {recency!r}; give a Recency, or None for no bonus")
     with self._lock:
       is_text = isinstance(queries, (list, tuple)) and all(isinstance(query, str) for query in queries)
       vectors = self._embed(queries) if is_text else check_rows(queries, None, self._settings["d_model"])

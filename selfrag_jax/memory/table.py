@@ -86,7 +86,9 @@ class Table:
     return mask
 
   def bonus(self, recency: Recency) -> np.ndarray:
-    """Return f32[C], the recency bonus of each slot."""
+    """Return f32[C], the recency bonus of each slot. Raises ValueError for anything but a `Recency`."""
+    if not isinstance(recency, Recency):
+      raise ValueError(f"recency = {recency!r}; give a Recency, or None for no bonus")
     bias = np.zeros(len(self.index.valid), np.float32)
     bias[[self.slots[i] for i in self.records]] = recency.bonus(record["metadata"] for record in self.records.values())
     return bias

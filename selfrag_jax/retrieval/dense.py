@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from selfrag_jax.checked import check_encoder
 from selfrag_jax.encoders.base import MINILM, Encoder, TextFunction, as_encoder
 from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.memory.backends import make_backend
 from selfrag_jax.memory.filters import Where
 from selfrag_jax.memory.index import VectorIndex
-from selfrag_jax.memory.records import check_encoder, check_rows
+from selfrag_jax.memory.records import check_rows
 from selfrag_jax.retrieval.base import BaseRetriever, Hits, register
 from selfrag_jax.retrieval.document import SHARD, Document
 from selfrag_jax.storage.arrays import read_npz

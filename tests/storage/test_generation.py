@@ -3,18 +3,21 @@
 import contextlib
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+from array_record.python import array_record_module
 
-from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.retrieval.simple import SimpleRetriever
 from selfrag_jax.storage.generation import DamagedError, FolderError, PublishedFolder, sizes
+from selfrag_jax.storage.manifest import file_digest
 
 
 def made(*ids):
@@ -259,3 +262,39 @@ def test_an_old_generation_whose_deletion_was_cut_short_is_deleted_by_the_next(
       write(known, fails=not published)
   write(known)
   assert len(list(tmp_path.glob("data-*"))) == 1
+
+
+@pytest.mark.parametrize(
+  ("kind", "name", "content"),
+  [
+    ("bm25", "words.json", b"[" * 100_000),
+    ("bm25", "words.json", b"[]"),
+    ("bm25", "words.json", b"{}"),
+    ("bm25", "words.json", b'{"stems": 1, "words": 2}'),
+    ("bm25", "bm25.npz", b""),
+    ("bm25", "documents-00000.array_record", b"riegeli?" * 9999),
+    ("bm25", "documents-00000.array_record", b""),
+    ("bm25", "documents-00000.array_record", [b"[" * 100_000]),
+    ("bm25", "documents-00000.array_record", [b"5"]),
+    ("dense", "embeddings-00000.npy", b""),
+    ("dense", "embeddings-00000.npy", pickle.dumps(["x"])),
+    ("dense", "embeddings-00000.npy", b"\x93NUMPY\x01\x00"),
+  ],
+)
+def test_files_that_no_save_has_written_are_named_though_their_hashes_fit(tmp_path, kind, name, content):
+  made = create(kind, **({"model_name": "token-bag", "backend": "numpy"} if kind == "dense" else {}))
+  made.add_documents([Document("a", content="zebra"), Document("b", content="otter")])
+  made.save(tmp_path / "kb")
+  file = tmp_path / "kb" / "data-1" / name
+  if isinstance(content, list):
+    writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
+    for record in content:
+      writer.write(record)
+    writer.close()
+  else:
+    file.write_bytes(content)
+  manifest = json.loads((tmp_path / "kb" / "manifest.json").read_text())
+  manifest["files"][name] = file_digest(file)
+  (tmp_path / "kb" / "manifest.json").write_text(json.dumps(manifest))
+  with pytest.raises(DamagedError, match=r"data-1 holds what no save writes \(.*build .*kb again"):
+    load(tmp_path / "kb")

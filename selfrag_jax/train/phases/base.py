@@ -76,13 +76,9 @@ class GradientPhase(abc.ABC):
   best_metric: str | None = None
 
   def __init__(self, name: str, init: Init, config: PhaseConfig, **start: Unpack[Start]):
-    self.name, self.total_steps, self._init = name, config.steps, init
-    self._mesh, self._seed, self._params, self._evaluate = (
-      start["mesh"],
-      start["seed"],
-      start["params"],
-      start["evaluate"],
-    )
+    self.name, self.total_steps = name, config.steps
+    self._init, self._mesh, self._seed = init, start["mesh"], start["seed"]
+    self._params, self._evaluate = start["params"], start["evaluate"]
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(init, self._optimizer, self._mesh)
     self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
