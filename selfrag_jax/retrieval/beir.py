@@ -117,18 +117,20 @@ def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> d
   """Split a collection by title into named parts of about the given relative sizes; a query goes with its documents.
 
   All documents of a title are in one part, so no part says anything about a subject of another part. Queries whose
-  documents are in several parts are left out. Raises ValueError for fewer titles than parts.
+  documents are in several parts are left out. Titles are dealt in the order of the parts' names, so that the order of a
+  mapping, which a config may change, decides nothing. Raises ValueError for fewer titles than parts.
   """
   titles = sorted({document.title for document in data.documents})
   if len(titles) < len(parts):
     raise ValueError(f"{len(titles)} titles cannot be split into {len(parts)} parts; titles are what is dealt")
   titles = [titles[i] for i in np.random.default_rng(seed).permutation(len(titles))]
-  shares = np.cumsum(list(parts.values()))
+  names = sorted(parts)
+  shares = np.cumsum([parts[name] for name in names])
   ends = np.clip(np.round(shares / shares[-1] * len(titles)).astype(int), np.arange(len(parts)) + 1, None)
   found, start = {}, 0
-  for name, end in zip(parts, ends, strict=True):
+  for name, end in zip(names, ends, strict=True):
     documents = [document for document in data.documents if document.title in set(titles[start:end])]
     ids = {document.id for document in documents}
     inside = [query for query, grades in data.qrels.items() if grades.keys() <= ids]
     found[name], start = data._replace(documents=documents).only(inside), end
-  return found
+  return {name: found[name] for name in parts}

@@ -64,7 +64,7 @@ def test_no_title_is_in_two_parts(tmp_path):
     assert all(grades.keys() <= ids for grades in part.qrels.values())
   both = any({"t0", "t3"} <= part for part in titles)
   assert sum(len(part.queries) for part in parts.values()) == 5 if both else 4
-  assert split_by_title(data, {"train": 0.5, "valid": 0.25, "test": 0.25}, seed=1) == parts
+  assert split_by_title(data, {"test": 0.25, "valid": 0.25, "train": 0.5}, seed=1) == parts
   with pytest.raises(ValueError, match="4 titles cannot be split into 5 parts"):
     split_by_title(data, dict.fromkeys("abcde", 1.0))
 
