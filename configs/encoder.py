@@ -25,7 +25,6 @@ def get_config() -> ml_collections.ConfigDict:
     "experiment": "encoder",
     "workdir": "runs/encoder",
     "seed": 0,  # draws the order of the examples
-    "mesh": (-1, 1, 1),
     "init": "all-MiniLM-L6-v2",
     "encoder": {"steps": 140, "optimizer": adamw(5e-5, warmup_steps=10)},
     "loop": {"eval_every": 35},

@@ -79,7 +79,6 @@ def differences(variant: str) -> dict[str, Any]:
     "experiment": "self_rag",
     "seed": 0,
     "workdir": f"runs/pretrain_{variant}",
-    "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
     "init": "",  # a workdir: the next phase starts from the model of its last phase
     "data": {"name": "text"} if of_files else facts(variant),
     "model": tiny_model("hybrid", d_model=128 if of_files else 64, n_heads=4 if of_files else 2),

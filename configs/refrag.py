@@ -42,7 +42,6 @@ def two_hop(variant: str) -> ml_collections.ConfigDict:
     "experiment": "refrag",
     "seed": 0,
     "workdir": f"runs/refrag_{variant}",
-    "mesh": (-1, 1, 1),  # data, fsdp, tensor; -1 takes the devices that are left
     "init": "",  # from scratch
     "data": {"name": "two_hop"},
     "model": tiny_model(variant, d_model=64, n_heads=4),
@@ -77,7 +76,6 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "experiment": "refrag",
     "seed": 0,
     "workdir": "runs/refrag_smollm2_135m",
-    "mesh": (-1, 1, 1),
     "init": "smollm2-135m",
     "data": {"name": "passages"},
     "model": {"remat": "full", "dtype": "auto"},

@@ -23,7 +23,6 @@ def get_config() -> ml_collections.ConfigDict:
     "experiment": "rerank",
     "workdir": "runs/rerank",
     "seed": 0,  # draws the head and the order of the examples
-    "mesh": (-1, 1, 1),
     "init": "all-MiniLM-L6-v2",
     "rerank": {"steps": 400, "optimizer": adamw(5e-5, warmup_steps=40)},
     "loop": {"checkpoint_every": 100, "eval_every": 100},

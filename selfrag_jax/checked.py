@@ -51,7 +51,6 @@ Share = Annotated[float, Range(0, 1)]
 Decay = Annotated[float, Range(0, below=1)]  # the decay of a moving average: 1 would never forget
 Weight = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(above=0)]
-MeshShape = tuple[Annotated[int, Range(-1, LARGEST_SIZE)], ...]
 
 
 class Checked:

@@ -4,17 +4,20 @@ Three mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and bat
 vocabulary split). Axes are Auto on purpose: the compiler propagates shardings, and logical constraints guide it.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 from flax.linen import spmd
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from selfrag_jax.checked import LARGEST_SIZE, Checked, Range
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -35,23 +38,36 @@ LOGICAL_RULES = (
 )
 
 
-def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
-  """Make the (data, fsdp, tensor) mesh; one size may be -1, for all remaining devices.
+AxisSize = Annotated[int, Range(-1, LARGEST_SIZE)]
 
-  Raises ValueError if the shape does not fit the devices.
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Checked):
+  """The size of each axis of the mesh; one may be -1, for all remaining devices."""
+
+  data: AxisSize = -1
+  fsdp: AxisSize = 1
+  tensor: AxisSize = 1
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+  """Make the mesh of the devices (None: all); one size may be -1, for all remaining devices.
+
+  Raises ValueError if the sizes do not fit the devices.
   """
   devices = list(jax.devices() if devices is None else devices)
-  sizes = list(shape)
-  if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-    raise ValueError(f"mesh {tuple(shape)} needs one size of at least 1 for each of {AXES}; one of them may be -1")
-  if -1 in sizes:
-    known = math.prod(size for size in sizes if size != -1)
+  sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+  left = [axis for axis, size in sizes.items() if size == -1]
+  if len(left) > 1 or any(size < 1 for axis, size in sizes.items() if axis not in left):
+    raise ValueError(f"mesh {sizes} needs sizes of at least 1; one of them may be -1")
+  if left:
+    known = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % known:
-      raise ValueError(f"mesh {tuple(shape)}: {len(devices)} devices are not divisible by {known}")
-    sizes[sizes.index(-1)] = len(devices) // known
-  if math.prod(sizes) != len(devices):
-    raise ValueError(f"mesh {tuple(sizes)} has {math.prod(sizes)} places for {len(devices)} devices")
-  return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+      raise ValueError(f"mesh {sizes}: {len(devices)} devices are not divisible by {known}")
+    sizes[left[0]] = len(devices) // known
+  if math.prod(sizes.values()) != len(devices):
+    raise ValueError(f"mesh {sizes} has {math.prod(sizes.values())} places for {len(devices)} devices")
+  return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -10,6 +10,10 @@ os.environ["XLA_FLAGS"] = " ".join(
   ["--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", "")]
 ).strip()
 
+# the launchers that tests start share it; JAX reads these when it is imported
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "selfrag_jax_test_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
 import jax
 import pytest
 
@@ -17,9 +21,6 @@ from selfrag_jax.mesh import configure_xla
 
 configure_xla()
 jax.config.update("jax_numpy_rank_promotion", "raise")
-cache_dir = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "selfrag_jax_test_cache"))
-jax.config.update("jax_compilation_cache_dir", cache_dir)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ HOST = re.compile(r"is_host_transfer=true| (infeed|outfeed)\(|xla_(ffi_)?python"
 def mesh():
   os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # no metadata server to ask
   os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two test processes may compile at once
-  return make_mesh((2, 2, 1), topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+  return make_mesh(2, 2, 1, topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from typing import Any, Protocol, cast
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import MeshShape, Seed
+from selfrag_jax.checked import Seed
+from selfrag_jax.mesh import MeshConfig
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.settings import settings
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
@@ -21,7 +22,7 @@ NAMES = (
   "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "gradient_rag", "sweep",
 )  # fmt: skip
 READING = ("refrag", "self_rag", "encoder", "rerank")  # evaluation reads what `run` trained; others make all they need
-TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshShape, "init": str}  # the sections of every config that trains
+TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshConfig, "init": str}  # the sections of every config that trains
 
 
 class ExperimentModule(Protocol):

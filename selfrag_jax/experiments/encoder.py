@@ -4,14 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import Mesh
-
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
-from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.settings import read_config
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.encoder import EncoderPhase, EncoderPhaseConfig
@@ -25,8 +21,8 @@ class Experiment(ranking.RankingExperiment):
 
   name, folder, compared = "encoder", "encoder", ("before", "trained", "bm25")
 
-  def __init__(self, config: dict[str, Any], mesh: Mesh):
-    super().__init__(config, mesh, EncoderPhaseConfig)
+  def __init__(self, config: Mapping[str, Any]):
+    super().__init__(config, SECTIONS)
     section, most = self.settings, self.encoder.max_tokens
     # texts are cut there: longer rows hold only pads, and a BERT has no positions for them
     self.settings = dataclasses.replace(
@@ -59,13 +55,7 @@ class Experiment(ranking.RankingExperiment):
     return score(retriever, self.data[part])
 
 
-def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
-  config = read_config(config, SECTIONS)
-  return Experiment(config, make_mesh(config["mesh"]))
-
-
-run, evaluate, value_names = ranking.run, ranking.evaluate, ranking.value_names
+build, run, evaluate, value_names = Experiment, ranking.run, ranking.evaluate, ranking.value_names
 
 
 def dry_run(experiment: Experiment) -> None:

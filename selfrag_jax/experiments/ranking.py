@@ -2,17 +2,18 @@
 
 import abc
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_encoder_plan
 from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report
-from selfrag_jax.settings import settings
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.settings import read_config, settings
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.typing import Params
@@ -29,13 +30,11 @@ class RankingExperiment(abc.ABC):
   folder: ClassVar[str]
   compared: ClassVar[tuple[str, ...]]
 
-  def __init__(self, config: dict[str, Any], mesh: Mesh, kind: type):
-    """Load the collection and the encoder of a config; `kind` is the dataclass of the training's settings.
-
-    Raises ValueError with the fix for a wrong config.
-    """
-    self.config, self.mesh = config, mesh
-    self.settings: Any = settings(kind, config[self.name], self.name)
+  def __init__(self, config: Mapping[str, Any], sections: Mapping[str, Any]):
+    """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
+    self.config = config = read_config(config, sections)
+    self.mesh = make_mesh(**config["mesh"])
+    self.settings: Any = settings(sections[self.name], config[self.name], self.name)
     self.loop = settings(LoopConfig, config["loop"], "loop")
     self.data = read_parts(settings(JudgedTitles, config["data"], "data"))
     self.encoder: Any = load_text_encoder(config["init"])

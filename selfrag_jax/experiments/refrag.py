@@ -24,7 +24,7 @@ from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
-from selfrag_jax.tasks.passages import PassageSearch
+from selfrag_jax.tasks.passages import Parts, PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import CHATML, visualize_tokenization
@@ -58,14 +58,9 @@ class PassagesData(Checked):
   document_tokens: Count = 128
   prompt_tokens: Count = 128
   index: Literal["title_text", "title"] = "title_text"
-  ratios: tuple[Share, Share, Share, Share] = (0.4, 0.2, 0.1, 0.3)  # shares of the questions: sft, rl, validation, test
+  parts: Parts = Parts()
   cloze: Share = 0.5  # share of the demonstrations that are about sentences of the passages
   seed: Seed = 0
-
-  def __post_init__(self):
-    super().__post_init__()
-    if not sum(self.ratios) > 0:
-      raise ValueError(f"ratios {self.ratios} leave every part empty")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +155,7 @@ class Experiment:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
-  mesh = make_mesh(config["mesh"])
+  mesh = make_mesh(**config["mesh"])
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in OWN.items()}
   data: Any = settings(DATA[config["data"]["name"]], config["data"], "data")
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
@@ -389,7 +384,5 @@ def table(report: Mapping[str, Any]) -> str:
 
 def load_policy(experiment: Experiment, workdir: epath.PathLike, phase: str) -> Params:
   """Read the newest intact parameters of a phase. Raises ValueError for another tokenizer or model."""
-  loaded = load_model(workdir, phase, tokenizer=experiment.task.tokenizer, mesh=experiment.mesh)
-  if loaded.config != experiment.model:
-    raise ValueError(f"{workdir} holds the model {loaded.config}, the config describes {experiment.model}")
-  return loaded.params
+  task, model, mesh = experiment.task, experiment.model, experiment.mesh
+  return load_model(workdir, phase, tokenizer=task.tokenizer, model=model, mesh=mesh).params

@@ -7,20 +7,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.bert import BertEncoder
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
-from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.rerank import Reranker, RerankRetriever
-from selfrag_jax.settings import read_config, settings
+from selfrag_jax.settings import settings
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.rerank import RerankPhase, RerankPhaseConfig
@@ -44,8 +42,8 @@ class Experiment(ranking.RankingExperiment):
 
   name, folder, compared = "rerank", "reranker", ("bm25", "reranked", "blended")
 
-  def __init__(self, config: dict[str, Any], mesh: Mesh):
-    super().__init__(config, mesh, RerankPhaseConfig)
+  def __init__(self, config: Mapping[str, Any]):
+    super().__init__(config, SECTIONS)
     if not isinstance(self.encoder, BertEncoder):
       raise ValueError(f"config.init = {config['init']} is no BERT; a cross-encoder starts from one")
     # texts are cut there: longer rows hold only pads, and the encoder has no positions for them
@@ -114,13 +112,7 @@ class Remembered:
     return self._known[key]
 
 
-def build(config: Mapping[str, Any]) -> Experiment:
-  """Check a config and load its collection and encoder. Raises ValueError with the fix for a wrong config."""
-  config = read_config(config, SECTIONS)
-  return Experiment(config, make_mesh(config["mesh"]))
-
-
-run, evaluate = ranking.run, ranking.evaluate
+build, run, evaluate = Experiment, ranking.run, ranking.evaluate
 
 
 def value_names(experiment: Experiment) -> set[str]:

@@ -122,8 +122,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config, read the collection and make the retrievers. Raises ValueError with the fix."""
   config = read_config(config, SECTIONS)
   data = settings(JudgedSplit, config["data"], "data")
-  if not data.path:
-    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
+  path = _given(data.path)
   import_plugins(config["plugins"])
   if not config["retrievers"]:
     raise ValueError("config.retrievers is empty; name at least one")
@@ -136,7 +135,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
       retrievers[name] = create(section.pop("type", name), **section)
     except TypeError as error:
       raise ValueError(f"config.retrievers.{name}: {error}") from None
-  judged = read_beir(data.path, data.split)
+  judged = read_beir(path, data.split)
   if n := config["queries"]:
     judged = judged.only(list(judged.queries)[:n])
   return Experiment(config, judged, retrievers)
@@ -169,12 +168,17 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
 
 def read_parts(section: JudgedTitles) -> dict[str, Judged]:
   """Read a collection split by its files in `qrels/`, or else by title. Raises ValueError with the fix."""
-  if not section.path:
-    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
-  if not (epath.Path(section.path) / "qrels").is_dir():
-    return split_by_title(read_beir(section.path), vars(section.parts), section.seed)
+  path = _given(section.path)
+  if not (epath.Path(path) / "qrels").is_dir():
+    return split_by_title(read_beir(path), vars(section.parts), section.seed)
   names = {"train": "train", "valid": "dev", "test": "test"}
-  return {part: read_beir(section.path, name) for part, name in names.items()}
+  return {part: read_beir(path, name) for part, name in names.items()}
+
+
+def _given(path: str) -> str:
+  if not path:
+    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
+  return path
 
 
 def bm25_scores(data: Judged) -> Scores:

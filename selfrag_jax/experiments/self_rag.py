@@ -168,7 +168,7 @@ class Experiment:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, sections(config))
-  mesh = make_mesh(config["mesh"])
+  mesh = make_mesh(**config["mesh"])
   data = _make_data(config["data"])
   model = make_model({"vocab_size": data.tokenizer.vocab_size, **config["model"]}, mesh)
   rag = settings(SelfRAGConfig, config["self_rag"], "self_rag")
@@ -212,10 +212,7 @@ def last_phase(workdir: epath.PathLike) -> str | None:
 def _load_start(workdir: str, data: FactData | TextData, model: ModelConfig, mesh: Mesh) -> LoadedModel:
   if not (phase := last_phase(workdir)):
     raise ValueError(f"{workdir} has no checkpoints of {', '.join(PHASES)}; set init to the workdir of such a phase")
-  loaded = load_model(workdir, phase, tokenizer=data.tokenizer, mesh=mesh)
-  if loaded.config != model:
-    raise ValueError(f"{workdir} holds the model {loaded.config}, not {model}")
-  return loaded
+  return load_model(workdir, phase, tokenizer=data.tokenizer, model=model, mesh=mesh)
 
 
 class NotLearnedError(RuntimeError):

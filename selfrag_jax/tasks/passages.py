@@ -1,5 +1,6 @@
 """A search task of multi-hop questions over one shared corpus of passages."""
 
+import dataclasses
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from selfrag_jax.checked import Checked, Share
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.datasets import QAFolder, Question
@@ -43,6 +45,16 @@ _NAME_OR_NUMBER = re.compile(r"(?<=[^.!?] )(?:[A-Z]\w+(?: [A-Z]\w+)*|\d[\d,]*)\b
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts(Checked):
+  """The share of the questions in each split."""
+
+  sft: Share = 0.4
+  train: Share = 0.2
+  valid: Share = 0.1
+  test: Share = 0.3
+
+
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
 
@@ -54,10 +66,10 @@ class PassageSearch:
   question is cut: `dropped_questions` counts those whose prompt exceeds `prompt_tokens`, `unanswered_questions` those
   without an answer.
 
-  A passage is found by its title and the kept part of its text, or by its title alone (`index`). `ratios` are the
-  shares of sft, train, valid and test. The share `cloze` of the gold demonstrations asks for a name or a number that is
-  left out of a sentence of a random passage (the inverse cloze task of ORQA, arXiv 1906.00300, with an answer): these
-  never run out, whereas the sft questions are few and soon memorised. They also use passages of held-out questions.
+  A passage is found by its title and the kept part of its text, or by its title alone (`index`). The share `cloze` of
+  the gold demonstrations asks for a name or a number that is left out of a sentence of a random passage (the inverse
+  cloze task of ORQA, arXiv 1906.00300, with an answer): these never run out, whereas the sft questions are few and soon
+  memorised. They also use passages of held-out questions.
 
   Raises ValueError if a part is empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -74,7 +86,7 @@ class PassageSearch:
     prompt_tokens: int = 96,
     max_query_tokens: int = 24,
     index: Literal["title_text", "title"] = "title_text",
-    ratios: tuple[float, float, float, float] = (0.4, 0.2, 0.1, 0.3),
+    parts: Parts = Parts(),
     cloze: float = 0.0,
     seed: int = 0,
   ):
@@ -100,7 +112,7 @@ class PassageSearch:
     self.dropped_questions = len(prompts) - len(self._prompts)
     self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
     self.unanswered_questions = data.unanswered
-    self._parts = self._split(ratios)
+    self._parts = self._split(parts)
     self._epochs = {
       split: ShuffledEpochs(self._parts[split], seed, EPOCH_STREAM, SPLITS.index(split)) for split in ("sft", "train")
     }
@@ -192,19 +204,19 @@ class PassageSearch:
   def _prompt(self, text: str) -> list[int]:
     return render_for_completion(self.tokenizer, {"messages": _messages(text)}, self.template)
 
-  def _split(self, ratios: tuple[float, float, float, float]) -> dict[str, list[Question]]:
-    kept = list(self._prompts)
-    ends = [round(share * len(kept)) for share in np.cumsum(ratios)[:3]]
+  def _split(self, shares: Parts) -> dict[str, list[Question]]:
+    kept, ratios = list(self._prompts), vars(shares)
+    ends = [round(end * len(kept)) for end in np.cumsum(list(ratios.values()))[:-1]]
     shuffled = [kept[i] for i in self._rng(SPLIT_STREAM).permutation(len(kept))]
     parts = [shuffled[start:end] for start, end in pairwise([0, *ends, len(kept)])]
     # the answer of a random demonstration comes from another question
-    if min(ratios) < 0 or not np.isclose(sum(ratios), 1) or len(parts[0]) < 2 or not all(parts):
+    if not np.isclose(sum(ratios.values()), 1) or len(parts[0]) < 2 or not all(parts):
       raise ValueError(
         f"{len(kept)} questions cannot be split by {ratios}, which must add up to 1 and leave 2 for sft and 1 for each "
         f"of train, valid and test; {self.dropped_questions} more had prompts longer than prompt_tokens = "
         f"{self.prompt_tokens}"
       )
-    return dict(zip(("sft", "train", "valid", "test"), parts, strict=True))
+    return dict(zip(ratios, parts, strict=True))
 
   def _best_constant(self) -> float:
     """Return the best exact match on the held-out questions that one constant answer from training reaches."""

@@ -38,7 +38,12 @@ class LoadedModel:
 
 
 def load_model(
-  source: str | os.PathLike, phase: str | None = None, *, tokenizer: Tokenizer | None = None, mesh: Mesh | None = None
+  source: str | os.PathLike,
+  phase: str | None = None,
+  *,
+  tokenizer: Tokenizer | None = None,
+  model: ModelConfig | None = None,
+  mesh: Mesh | None = None,
 ) -> LoadedModel:
   """Load a model for inference or further training.
 
@@ -47,12 +52,13 @@ def load_model(
       file).
     phase: the phase of the workdir (None: the last one, which the most phases precede; its name goes to stderr).
     tokenizer: if given, it must be the tokenizer that the model was trained with.
+    model: if given, the model must be this one.
     mesh: the devices that hold the parameters (None: all, as replicas).
 
   Raises:
     FileNotFoundError: there is no model to load, or no intact checkpoint.
-    ValueError: the tokenizer differs, the run trained no language model, `phase` is given for a source that is no
-      workdir, or it is None and several phases could be the last one.
+    ValueError: the tokenizer or the model differs, the run trained no language model, `phase` is given for a source
+      that is no workdir, or it is None and several phases could be the last one.
   """
   mesh = mesh or make_mesh()
   phases = epath.Path(source) / "checkpoints"
@@ -63,6 +69,7 @@ def load_model(
     shardings = param_shardings(pretrained.config, mesh)
     if tokenizer and pretrained.tokenizer and tokenizer.fingerprint != pretrained.tokenizer.fingerprint:
       raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
+    _check_model(source, pretrained.config, model)
     params = jax.device_put(dict(pretrained.params), shardings)
     return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, pretrained.context_tokens)
   known = {path.name: path for path in phases.iterdir() if path.is_dir()}
@@ -82,10 +89,16 @@ def load_model(
     config = ModelConfig(**metadata["model"])
   except (TypeError, ValueError) as error:
     raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
+  _check_model(folder, config, model)
   shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
   restored = load(folder, {"params": abstract(shapes, param_shardings(config, mesh))})
   assert restored is not None  # its metadata was just read
   return LoadedModel(config, restored.state["params"], restored.metadata, tokenizer)
+
+
+def _check_model(source: os.PathLike | str, found: ModelConfig, wanted: ModelConfig | None) -> None:
+  if wanted not in (None, found):
+    raise ValueError(f"{source} holds the model {found}, not {wanted}")
 
 
 def _last_phase(source: str | os.PathLike, known: Mapping[str, epath.Path]) -> str:

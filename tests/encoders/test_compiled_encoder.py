@@ -54,7 +54,7 @@ def test_embeddings_are_standardised_means_of_real_tokens(params):
 
 def test_a_rollout_finds_what_is_most_like_its_query(params):
   """The policy is pushed to search, at times for nothing; the encoder is traced inside its rollout."""
-  mesh, special = make_mesh((1, 1, 1), jax.devices()[:1]), TASK.tokenizer.special
+  mesh, special = make_mesh(1, 1, 1, jax.devices()[:1]), TASK.tokenizer.special
   asked = TASK.batch("train", range(8))
   beginning = jax.jit(LM(MODEL).apply)(params, asked.prompts)[:, -1].mean(axis=0)
   head = params["params"]["embed"].at[special["<|search_start|>"]].set(beginning)
@@ -76,7 +76,7 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
 
 @pytest.mark.parametrize("encoder", ["token_bag", "lm"])
 def test_an_empty_query_finds_nothing(params, encoder):
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
   runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, encoder=encoder), mesh, encoder_params=params)
   memory, queries, gold = runner.memory(TASK.batch("train", range(2)).corpus), KEYS[[5, 5]], np.zeros((2, 1), np.int32)
   embed = partial(runner.encoder.apply, runner.encoder.params)
@@ -90,12 +90,12 @@ def test_an_empty_query_finds_nothing(params, encoder):
 
 def test_a_model_from_scratch_is_no_encoder():
   with pytest.raises(ValueError, match="set init, or use token_bag"):
-    RolloutRunner(TASK, MODEL, MemoryConfig(encoder="lm"), make_mesh((1, 1, 1), jax.devices()[:1]))
+    RolloutRunner(TASK, MODEL, MemoryConfig(encoder="lm"), make_mesh(1, 1, 1, jax.devices()[:1]))
 
 
 def test_training_leaves_the_parameters_that_it_started_from(params):
   """A phase donates its state; encoder, reference and report still need what it began with."""
-  mesh, before = make_mesh((1, 1, 1), jax.devices()[:1]), jax.device_get(params)
+  mesh, before = make_mesh(1, 1, 1, jax.devices()[:1]), jax.device_get(params)
   optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1), 1)
   state = state_from_params(params, optimizer, mesh, partial(init_params, MODEL), seed=0)
   update = make_update(lambda params, _: LossSums(sum(x.sum() for x in jax.tree.leaves(params)), 1.0, {}), optimizer)
@@ -108,7 +108,7 @@ def test_training_leaves_the_parameters_that_it_started_from(params):
 
 def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
   """A resumed run searches other questions first than the run that it continues."""
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
   weights = []
   for indices in (range(2), range(5, 9)):
     runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), mesh)

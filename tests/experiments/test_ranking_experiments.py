@@ -21,6 +21,7 @@ from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.text.wordpiece import SPECIAL
 
 ROOT = Path(__file__).resolve().parents[2]
+ONE_DEVICE = "--xla_backend_optimization_level=0"
 NAMES = [f"{a}{b}" for a in ("ba", "co", "du", "fe", "gi", "lo") for b in ("mar", "nel", "rit", "sun", "tol")]
 
 
@@ -48,7 +49,7 @@ def launch(config, folder, workdir, *overrides, code=0, launcher="train"):
   ended = subprocess.run(
     [sys.executable, ROOT / "launch" / f"{launcher}.py", f"--config={ROOT / 'configs' / config}.py",
      f"--workdir={workdir}", f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
-    capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ONE_DEVICE},
   )  # fmt: skip
   assert ended.returncode == code, ended.stderr
   return ended

@@ -17,7 +17,8 @@ def changed(variant, changes):
   ("changes", "message"),
   [
     ({"model.n_heads": 0}, "n_heads is 0; it must be at least 1"),
-    ({"mesh": (-1, 0, 1)}, "one size of at least 1"),
+    ({"mesh.fsdp": 0}, "sizes of at least 1"),
+    ({"mesh.fsdp": -2}, r"config\.mesh\.fsdp is -2; it must be a whole number, at least -1"),
     ({"seed": -1}, r"config\.seed is -1; it must be a whole number, at least 0"),
     ({"seed": 2**70}, r"config\.seed is 1180591620717411303424; it must be a whole number, at least 0 and at most"),
     ({"data.seed": -1}, r"config\.data\.seed is -1"),
@@ -33,12 +34,12 @@ def changed(variant, changes):
 )
 def test_a_config_that_does_not_fit_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    build(changed("transformer", {"mesh": (1, 1, 8), "model.n_heads": 8, **changes}))
+    build(changed("transformer", {"mesh.tensor": 8, "model.n_heads": 8, **changes}))
 
 
 def test_parameters_that_the_mesh_cannot_split_are_named():
   with pytest.raises(ValueError, match=r"in_proj has the shape .* 292 is not divisible by the 8 shards of tensor"):
-    build(changed("hybrid", {"mesh": (1, 1, jax.device_count())}))
+    build(changed("hybrid", {"mesh.tensor": jax.device_count()}))
 
 
 @pytest.mark.parametrize(

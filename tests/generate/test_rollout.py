@@ -143,7 +143,7 @@ def formatted() -> Policy:
   config = SFTConfig(
     steps=60, batch_size=32, max_tokens=64, demonstrations="random", optimizer=OptimizerConfig(learning_rate=5e-3)
   )
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
   phase = SFT("sft", task, p.model, config, max_hops=2, mesh=mesh, seed=0, params=p.params, evaluate=lambda _: {})
   state = phase.initial_state()
   for batch in phase.batches(0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfrag_jax.experiments import encoder, gradient_rag, refrag, rerank, self_rag
+from selfrag_jax.experiments import gradient_rag, ranking, refrag, self_rag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.settings import settings
 
@@ -64,7 +64,7 @@ def no_work(monkeypatch):
   def built(*_, **__):
     raise Built
 
-  for module in (encoder, refrag, rerank, self_rag):
+  for module in (ranking, refrag, self_rag):
     monkeypatch.setattr(module, "make_mesh", built)
   monkeypatch.setattr(gradient_rag, "make_task", built)
 

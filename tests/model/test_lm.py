@@ -234,7 +234,7 @@ def test_nnx_users_can_take_the_model_over():
   """Under a mesh and the logical rules, which say where its parameters lie."""
   config = small("TM")
   params, tokens = params_of(config), tokens_of(config, (2, 8))
-  with jax.set_mesh(make_mesh((1, 2, 2), jax.devices()[:4])), nn.logical_axis_rules(LOGICAL_RULES):
+  with jax.set_mesh(make_mesh(1, 2, 2, jax.devices()[:4])), nn.logical_axis_rules(LOGICAL_RULES):
     model = nnx.jit(lambda: bridge.ToNNX(LM(config), rngs=nnx.Rngs(0)).lazy_init(tokens))()
     assert model.embed.sharding.spec == P("tensor", "fsdp")
     nnx.update(model, params["params"])

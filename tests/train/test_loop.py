@@ -330,7 +330,7 @@ def compiled():
 
 
 def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compiled):
-  mesh = make_mesh((1, 2, 2), jax.devices()[:4])
+  mesh = make_mesh(1, 2, 2, jax.devices()[:4])
   task = TwoHopSearch(n_entities=4, n_relations=2)
   model = ModelConfig(
     task.tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, block_pattern="MT", ssm_state=8, ssm_head_dim=16

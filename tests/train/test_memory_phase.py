@@ -49,7 +49,7 @@ def pairs(step: int) -> ContextBatch:
 
 
 def phase(config=CONFIG, mesh=None, contexts=contexts, **overrides) -> MemoryPhase:
-  mesh = mesh or make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = mesh or make_mesh(1, 1, 1, jax.devices()[:1])
   optimizer = OptimizerConfig(learning_rate=5e-3)
   settings = MemoryPhaseConfig(
     **({"steps": 30, "batch_size": 8, "temperature": 0.1, "optimizer": optimizer} | overrides)

@@ -56,7 +56,7 @@ def refrag(mesh, params, runner):
 
 def sft_phase(task, **overrides):
   config = SFTConfig(**({"steps": 20, "batch_size": 4, "max_tokens": 160, "demonstrations": "gold"} | overrides))
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
   return SFT("sft", task, MODEL, config, max_hops=2, mesh=mesh, seed=3, params=None, evaluate=lambda _: {})
 
 
@@ -134,7 +134,7 @@ def test_demonstrations_that_are_too_long_are_left_out_of_an_epoch(caplog):
   assert shown == [index for index in range(shown[-1] + 1) if index % 11 not in (0, 4)]
 
 
-ONE, EIGHT = make_mesh((1, 1, 1), jax.devices()[:1]), make_mesh((2, 2, 2))
+ONE, EIGHT = make_mesh(1, 1, 1, jax.devices()[:1]), make_mesh(2, 2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_activations_are_constrained_in_every_program(sharded):
 
 def test_muon_trains_on_eight_devices_what_it_trains_on_one():
   losses = []
-  for mesh in (make_mesh(), make_mesh((1, 1, 1), jax.devices()[:1])):
+  for mesh in (make_mesh(), make_mesh(1, 1, 1, jax.devices()[:1])):
     with jax.set_mesh(mesh):
       config = dataclasses.replace(SFT_CONFIG, optimizer=OptimizerConfig(name="muon", learning_rate=5e-3))
       sft = SFT("sft", TASK, MODEL, config, max_hops=2, mesh=mesh, seed=0, params=None, evaluate=lambda _: {})

@@ -50,7 +50,7 @@ def encoder_phase(data, encoder, devices=1, **options):
   config = EncoderPhaseConfig(
     **{"steps": 40, "batch_size": 8, "query_tokens": 8, "document_tokens": 12, "optimizer": FAST, **options}
   )
-  mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
+  mesh = make_mesh(-1, 1, 1, jax.devices()[:devices])
   task = RankingTask(data, config.hard_negatives)
   return EncoderPhase("encoder", task, encoder, config, mesh=mesh, seed=0, params=encoder.params, evaluate=lambda _: {})
 
@@ -116,7 +116,7 @@ def test_a_cross_encoder_learns_what_is_relevant(encoder):
   task = RankingTask(about(NAMES[:16]), config.negatives, mined=config.depth)
   states = {}
   for devices, accumulate in ((1, 1), (4, 2)):
-    mesh = make_mesh((-1, 1, 1), jax.devices()[:devices])
+    mesh = make_mesh(-1, 1, 1, jax.devices()[:devices])
     split = RerankPhaseConfig(**{**vars(config), "accumulate": accumulate})
     phase = RerankPhase("rerank", task, start, split, mesh=mesh, seed=0, params=start.params, evaluate=lambda _: {})
     with jax.set_mesh(mesh):
@@ -125,7 +125,7 @@ def test_a_cross_encoder_learns_what_is_relevant(encoder):
   one, four = (jax.device_get(states[n].params)["params"] for n in (1, 4))
   del one["head"]["bias"], four["head"]["bias"]  # a softmax does not see it: its gradient is noise
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one, four)
-  mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
   phase = RerankPhase("rerank", task, start, config, mesh=mesh, seed=0, params=start.params, evaluate=lambda _: {})
   with jax.set_mesh(mesh):
     state = phase.initial_state()

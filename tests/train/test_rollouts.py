@@ -26,7 +26,7 @@ MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2
 
 @pytest.fixture
 def runner():
-  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
+  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh(1, 1, 1, jax.devices()[:1]))
 
 
 def episodes(slots, answers):
@@ -115,7 +115,7 @@ def test_each_table_is_drawn_once_and_ahead_of_its_step(monkeypatch):
   draw = task.kb.question
   note = lambda split, index: (drawn.append((threading.current_thread(), split, index)), draw(split, index))[1]
   monkeypatch.setattr(task.kb, "question", note)
-  mesh, config = make_mesh((1, 1, 1), jax.devices()[:1]), RLConfig(steps=3, questions_per_step=2)
+  mesh, config = make_mesh(1, 1, 1, jax.devices()[:1]), RLConfig(steps=3, questions_per_step=2)
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
   runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), mesh)
   bounds = RolloutConfig(1, 1, 3, 2)
@@ -144,7 +144,7 @@ class OneCorpus:
 
 @pytest.mark.parametrize(("task", "built"), [(OneCorpus(), 1), (TASK, 3)], ids=["one", "fresh"])
 def test_the_memory_of_a_shared_corpus_is_built_once(task, built, monkeypatch):
-  runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), make_mesh((1, 1, 1), jax.devices()[:1]))
+  runner = RolloutRunner(task, MODEL, MemoryConfig(d_embed=16), make_mesh(1, 1, 1, jax.devices()[:1]))
   builds, build = [], runner._build
   monkeypatch.setattr(runner, "_build", lambda *args: builds.append(args) or build(*args))
   params = nn.unbox(init_params(MODEL, jax.random.key(0)))
@@ -155,5 +155,5 @@ def test_the_memory_of_a_shared_corpus_is_built_once(task, built, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_memory_is_kept_in_the_type_that_the_config_names(dtype):
-  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, dtype=dtype), make_mesh((1, 1, 1), jax.devices()[:1]))
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16, dtype=dtype), make_mesh(1, 1, 1, jax.devices()[:1]))
   assert runner.memory(TASK.batch("train", range(2)).corpus).embeddings.dtype == dtype
