@@ -20,6 +20,7 @@ from selfrag_jax.settings import full_config
 
 WORDS = {
   "bm25": {"type": "bm25", "k1": 1.5, "b": 0.75},
+  "bm25_twice": {"type": "multi_hop", "retriever": "bm25", "hops": 2},
   "simple": {"type": "simple"},
   "token_bag": {"type": "dense", "model_name": "token-bag"},
 }
@@ -27,6 +28,7 @@ EMBEDDED = {
   "minilm": {"type": "dense", "model_name": "all-MiniLM-L6-v2", "backend": "exact"},
   "hybrid": {"type": "hybrid", "retrievers": ("bm25", "dense"), "fusion": "weighted"},
   "hybrid_rrf": {"type": "hybrid", "retrievers": ("bm25", "dense"), "fusion": "rrf", "rrf_k": 60},
+  "hybrid_twice": {"type": "multi_hop", "retriever": "hybrid", "hops": 2},
 }
 
 

@@ -33,7 +33,7 @@ from selfrag_jax.model.stored import (
 )
 from selfrag_jax.storage.atomic import replace_atomic, write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
-from selfrag_jax.text.chat import CHATML, ChatTemplate
+from selfrag_jax.text.chat import ChatTemplate, find_template
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
 
@@ -52,7 +52,7 @@ Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], BPETokenizer | None
 class Pretrained:
   """A pretrained model.
 
-  params: stacked, for `LM(config)`. chat_template: None if the tokenizer has no ChatML tokens. base_vocab_size: the
+  params: stacked, for `LM(config)`. chat_template: None if the tokenizer has the tokens of none. base_vocab_size: the
   number of embedding rows in the source; token ids from there on were appended. context_tokens: the longest text that
   the model was made for; None if the source gives no limit.
   """
@@ -103,7 +103,7 @@ def load_pretrained(
   base = config.vocab_size
   vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
   config = dataclasses.replace(config, vocab_size=vocab_size)
-  chat = CHATML if tokenizer and {"<|im_start|>", "<|im_end|>"} <= tokenizer.special.keys() else None
+  chat = find_template(tokenizer) if tokenizer else None
   return Pretrained(config, _read_params(path, layout, config, base, tensors), tokenizer, chat, base, longest)
 
 

@@ -27,7 +27,9 @@ from selfrag_jax.retrieval.folder import SETTINGS, publish, verified
 from selfrag_jax.storage.generation import DamagedError, FolderError, version
 
 # our retrievers -> the modules that register them, which are imported when a retriever is asked for by name
-BUILTIN = {name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank")}
+BUILTIN = {
+  name: f"selfrag_jax.retrieval.{name}" for name in ("simple", "bm25", "dense", "hybrid", "rerank", "multi_hop")
+}
 _registry: dict[str, type["BaseRetriever"]] = {}
 
 

@@ -45,7 +45,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-  """The turns of each role. The assistant writes `end_of_turn` itself after its content; `assistant.suffix` follows."""
+  """The turns of each role. The assistant writes `end_of_turn` itself after its content; `assistant.suffix` follows.
+
+  `trims`: white space around a message's text is dropped, as the chat template of Llama 3 does.
+  """
 
   system: Turn
   user: Turn
@@ -53,6 +56,7 @@ class ChatTemplate:
   retrieval: Turn
   end_of_turn: Special
   bos: tuple[Piece, ...] = ()
+  trims: bool = False
 
 
 COMPACT = ChatTemplate(
@@ -77,8 +81,30 @@ CHATML = ChatTemplate(
   end_of_turn=Special("<|im_end|>"),
 )
 
+
+def _llama3(role: str) -> Turn:
+  prefix = (Special("<|start_header_id|>"), role, Special("<|end_header_id|>"), "\n\n")
+  return Turn(prefix, (Special("<|eot_id|>"),))
+
+
+LLAMA3 = ChatTemplate(
+  bos=(Special("<|begin_of_text|>"),),
+  system=_llama3("system"),
+  user=_llama3("user"),
+  assistant=Turn(_llama3("assistant").prefix),
+  retrieval=_llama3("retrieval"),
+  end_of_turn=Special("<|eot_id|>"),
+  trims=True,
+)
+
 # A text or token ids, and whether the assistant wrote them
 Segment = tuple[str | list[int], bool]
+
+
+def find_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+  """Return the chat template of a pretrained tokenizer by its special tokens; None: it has those of no template."""
+  marks = lambda template: {p.name for p in (*template.user.prefix, template.end_of_turn) if isinstance(p, Special)}
+  return next((template for template in (CHATML, LLAMA3) if marks(template) <= tokenizer.special.keys()), None)
 
 
 def render_conversation(
@@ -89,16 +115,16 @@ def render_conversation(
   The mask is 1 on the tokens that the assistant writes: its text, searches and answers with their start and end tokens,
   and its end of turn; 0 on retrieved documents, notices, prefixes and the other roles. Adjacent texts of one author are
   encoded together. Texts of different authors are encoded apart: a prompt ends between them, so the assistant's text
-  must begin with a token of its own. Raises ValueError for an unknown role or part type, content of the wrong kind, and
-  more than 16 documents.
+  must begin with a token of its own. Raises ValueError for a conversation without messages, two messages of the
+  assistant in a row, an unknown role or part type, content of the wrong kind, and more than 16 documents.
   """
-  return _encode(tokenizer, _conversation_segments(tokenizer, conversation["messages"], template))
+  return _encode(tokenizer, _conversation_segments(tokenizer, _messages(conversation), template))
 
 
 def render_for_completion(tokenizer: Tokenizer, conversation: Mapping[str, Any], template: ChatTemplate) -> list[int]:
   """Render the prompt of the assistant's next turn, up to its prefix; a trailing assistant message is dropped."""
-  messages = conversation["messages"]
-  if messages and messages[-1].get("role") == "assistant":
+  messages = _messages(conversation)
+  if messages[-1].get("role") == "assistant":
     messages = messages[:-1]
   prefix = _piece_segments(tokenizer, template.assistant.prefix)
   ids, _ = _encode(tokenizer, [*_conversation_segments(tokenizer, messages, template), *prefix])
@@ -140,6 +166,12 @@ def visualize_tokenization(tokenizer: Tokenizer, ids: Iterable[int], mask: Itera
   return "|".join((written if bit else other).format(token) for token, bit in zip(tokens, mask, strict=True))
 
 
+def _messages(conversation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+  if not conversation["messages"]:
+    raise ValueError("the conversation has no messages: nothing can be rendered")
+  return conversation["messages"]
+
+
 def _conversation_segments(
   tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: ChatTemplate
 ) -> Iterator[Segment]:
@@ -149,6 +181,10 @@ def _conversation_segments(
     if role not in ROLES:
       raise ValueError(f"message {index} has the role {role!r}; allowed are {', '.join(ROLES)}")
     where = f"message {index} ({role})"
+    if index and role == messages[index - 1].get("role") == "assistant":
+      raise ValueError(f"{where} follows another message of the assistant: join them, or put the user's turn between")
+    if template.trims and isinstance(message.get("content"), str):
+      message = {**message, "content": message["content"].strip()}
     turn: Turn = getattr(template, role)
     yield from _piece_segments(tokenizer, turn.prefix)
     if role == "assistant":

@@ -5,14 +5,16 @@ import re
 from itertools import pairwise
 
 import pytest
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from selfrag_jax.text.chat import (
   CHATML,
   COMPACT,
+  LLAMA3,
   document_body,
+  find_template,
   render_conversation,
   render_documents,
   render_for_completion,
@@ -25,6 +27,26 @@ from selfrag_jax.text.tokenizer import BPETokenizer, ByteTokenizer, WordTokenize
 CHATML_TEMPLATE = (
   "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
   "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+LLAMA3_WORDS = pre_tokenizers.Sequence(
+  [
+    pre_tokenizers.Split(
+      Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+      ),
+      "isolated",
+    ),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+  ]
+)
+LLAMA3_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+LLAMA3_TEMPLATE = (
+  "{% for message in messages %}{% set text = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+  "message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set text = bos_token + text %}{% endif %}"
+  "{{ text }}{% endfor %}{% if add_generation_prompt %}"
+  "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 LAMP = {"title": "The lamp", "content": "It is red.\n", "score": 0.5}
 PLAIN = {"content": " Only this"}
@@ -67,25 +89,30 @@ CHATML_GOLDEN = (
 )
 
 
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory):
-  """A small byte-level BPE with ChatML tokens, in transformers; its folder is `oracle.name_or_path`."""
+def make_oracle(folder, special, template, words=BYTES, **options):
+  """Train a small byte-level BPE with special tokens; its folder is `name_or_path`."""
   tokenizer = RustTokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.pre_tokenizer = words
   tokenizer.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
     vocab_size=600,
-    special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    special_tokens=special,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
   corpus = ["user\nhello there\n\n\n", "assistant\n  It is red.\n\nYes  ", "system\nBe brief. Which color?"] * 9
   tokenizer.train_from_iterator(corpus, trainer)
-  folder = tmp_path_factory.mktemp("chatml")
   tokenizer.save(str(folder / "tokenizer.json"))
   return PreTrainedTokenizerFast(
-    tokenizer_file=str(folder / "tokenizer.json"), chat_template=CHATML_TEMPLATE, name_or_path=str(folder)
+    tokenizer_file=str(folder / "tokenizer.json"), chat_template=template, name_or_path=str(folder), **options
   )
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+  """A tokenizer of transformers with ChatML."""
+  special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+  return make_oracle(tmp_path_factory.mktemp("chatml"), special, CHATML_TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +136,8 @@ def random_conversation(rng):
   words = ["Hi", "It is", "...", "é🙂", " lamp", "\n", "\n\n", "  ", " 42", "user", "\t"]
   messages = []
   for role in ["user", *rng.choices(["system", "user", "assistant"], k=rng.randrange(5))]:
+    if messages and role == messages[-1]["role"] == "assistant":
+      continue
     content = "".join(rng.choices(words, k=rng.randrange(6)))
     messages.append({"role": role, "content": content.lstrip() if role == "assistant" else content})
   return messages
@@ -122,6 +151,25 @@ def test_chatml_is_the_chat_template_of_transformers(oracle, bpe):
     kept = messages[:-1] if messages[-1]["role"] == "assistant" else messages
     prompt = render_for_completion(bpe, {"messages": messages}, CHATML)
     assert prompt == reference_ids(oracle, kept, add_generation_prompt=True)
+
+
+def test_llama_3_has_the_chat_template_of_transformers(tmp_path):
+  llama = make_oracle(tmp_path, LLAMA3_TOKENS, LLAMA3_TEMPLATE, LLAMA3_WORDS, bos_token=LLAMA3_TOKENS[0])
+  tokenizer = BPETokenizer.from_folder(tmp_path)
+  assert find_template(tokenizer) is LLAMA3
+  rng = random.Random(1)
+  for messages in (random_conversation(rng) for _ in range(200)):
+    ids, mask = render_conversation(tokenizer, {"messages": messages}, LLAMA3)
+    assert ids == reference_ids(llama, messages), messages
+    prompt = render_for_completion(tokenizer, {"messages": messages[:1]}, LLAMA3)
+    assert prompt == reference_ids(llama, messages[:1], add_generation_prompt=True)
+    written = marked(tokenizer, ids, mask).count("«")
+    assert written == sum(message["role"] == "assistant" for message in messages)
+
+
+def test_a_template_is_found_by_the_special_tokens(bpe):
+  assert find_template(bpe) is CHATML
+  assert find_template(ByteTokenizer()) is None
 
 
 def test_prefix_and_content_are_one_run_of_text_for_everyone_but_the_assistant(oracle, bpe):
@@ -258,7 +306,16 @@ def test_errors_name_the_message_and_what_is_allowed(message, error):
 
 def test_a_template_with_tokens_that_the_tokenizer_lacks_is_an_error():
   with pytest.raises(ValueError, match=r"the byte tokenizer has no token <\|im_start\|>"):
-    render_for_completion(ByteTokenizer(), {"messages": []}, CHATML)
+    render_for_completion(ByteTokenizer(), {"messages": [{"role": "user", "content": "a"}]}, CHATML)
+
+
+@pytest.mark.parametrize("render", [render_conversation, render_for_completion])
+def test_a_conversation_without_messages_and_a_doubled_answer_are_errors(render):
+  user, assistant = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+  with pytest.raises(ValueError, match="the conversation has no messages"):
+    render(ByteTokenizer(), {"messages": []}, COMPACT)
+  with pytest.raises(ValueError, match=r"message 2 \(assistant\) follows another message of the assistant: join them"):
+    render(ByteTokenizer(), {"messages": [user, assistant, assistant, user]}, COMPACT)
 
 
 def test_visualization_shows_mask_special_tokens_and_control_characters():
