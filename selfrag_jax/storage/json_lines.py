@@ -1,6 +1,7 @@
 """Readers of JSON files and of files of lines, with errors that name the file and the line."""
 
 import json
+import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,6 +100,15 @@ def read_jsonl(path: epath.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
       yield number, _whole_characters(parse_object(line), line)
     except ValueError as error:
       raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def get_field(source: Any, key: str, kind: type) -> Any:
+  """Return a field of an object. Raises ValueError, with the field, if it is missing or of another type."""
+  value = source.get(key) if isinstance(source, dict) else None
+  if not isinstance(value, kind):
+    names = {str: "a text", list: "a list", dict: "an object", bool: "true or false"}
+    raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {names[kind]}")
+  return value
 
 
 def _whole_characters(value: Any, text: str) -> Any:

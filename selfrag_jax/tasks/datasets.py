@@ -65,7 +65,7 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
   gold = read_qrels(folder / "qrels.tsv", records, slots)
   questions = []
   for id, record in records.items():
-    if not (answers := _answers(record)):
+    if not (answers := accepted_answers(record)):
       continue
     where = f"{folder / 'questions.json'}, question {id}"
     try:
@@ -89,38 +89,57 @@ def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:
     raise ValueError(f"{path}: not a list of objects; expected {FILES['questions.json']}")
   questions = {}
   for number, record in enumerate(records):
-    id = record.get("_id", record.get("id"))
-    if not isinstance(id, str) or not isinstance(record.get("question"), str):
-      raise ValueError(f"{path}, record {number}: the id and the question must be strings")
-    if not isinstance(answerable := record.get("answerable", True), bool):
-      raise ValueError(f"{path}, record {number}: answerable is {reprlib.repr(answerable)}, not true or false")
-    aliases = record.get("answer_aliases") or []
-    texts = [record.get("answer"), *aliases] if isinstance(aliases, list) else [aliases]
-    if not all(isinstance(text, str | None) for text in texts) or isinstance(aliases, str):
-      raise ValueError(f"{path}, record {number}: answer must be a string, and answer_aliases a list of strings")
+    try:
+      id = question_id(record)
+      accepted_answers(record)
+    except ValueError as error:
+      raise ValueError(f"{path}, record {number}: {error}") from None
     if id in questions:
       raise ValueError(f"{path}: the question id {id!r} occurs twice; ids must be unique")
     questions[id] = record
   return questions
 
 
-def _answers(record: dict[str, Any]) -> tuple[str, ...]:
-  if not record.get("answerable", True):
-    return ()
-  answers = [record.get("answer"), *(record.get("answer_aliases") or [])]
-  return tuple(dict.fromkeys(answer for answer in answers if answer not in (None, "")))
+def question_id(record: dict[str, Any]) -> str:
+  """Return the id of a record of HotpotQA or MuSiQue. Raises ValueError if it or the question is no text."""
+  id = record.get("_id", record.get("id"))
+  if not isinstance(id, str) or not isinstance(record.get("question"), str):
+    raise ValueError("the id and the question must be strings")
+  return id
+
+
+def accepted_answers(record: dict[str, Any]) -> tuple[str, ...]:
+  """Return the answers that a record of HotpotQA or MuSiQue accepts: none if it says that it has none.
+
+  Raises ValueError for fields of other types.
+  """
+  if not isinstance(answerable := record.get("answerable", True), bool):
+    raise ValueError(f"answerable is {reprlib.repr(answerable)}, not true or false")
+  aliases = record.get("answer_aliases") or []
+  texts = [record.get("answer"), *aliases] if isinstance(aliases, list) else [aliases]
+  if not all(isinstance(text, str | None) for text in texts) or isinstance(aliases, str):
+    raise ValueError("answer must be a string, and answer_aliases a list of strings")
+  return tuple(dict.fromkeys(text for text in texts if text)) if answerable else ()
+
+
+def supporting_passages(record: dict[str, Any]) -> list[tuple[str, str | None]]:
+  """Return the title and the text of each passage that a record of HotpotQA or MuSiQue names, by hops.
+
+  HotpotQA names titles alone, the text is None. Raises KeyError, TypeError, ValueError or AttributeError for a record
+  without the official fields.
+  """
+  if "question_decomposition" in record:
+    paragraphs = {paragraph["idx"]: paragraph for paragraph in record["paragraphs"]}
+    steps = [paragraphs[step["paragraph_support_idx"]] for step in record["question_decomposition"]]
+    return [(paragraph["title"], paragraph["paragraph_text"]) for paragraph in steps]
+  question, titles = record["question"].lower(), [title for title, _ in record["supporting_facts"]]
+  return [(title, None) for title in sorted(titles, key=lambda title: title.lower() not in question)]
 
 
 def _hop(record: dict[str, Any], passage: Passage) -> int:
   """Return the index of a passage among the supporting passages of a record, -1 if it is not among them."""
-  if "question_decomposition" in record:
-    paragraphs = {paragraph["idx"]: paragraph for paragraph in record["paragraphs"]}
-    steps = [paragraphs[step["paragraph_support_idx"]] for step in record["question_decomposition"]]
-    # several passages share the title of their article
-    support = [(paragraph["title"], paragraph["paragraph_text"]) for paragraph in steps]
-  else:
-    question, titles = record["question"].lower(), [title for title, _ in record["supporting_facts"]]
-    # a title is unique here, and the corpus need not keep the sentences' white space
-    support = [(title, passage.text) for title in sorted(titles, key=lambda title: title.lower() not in question)]
+  # several passages of MuSiQue share the title of their article; a title of HotpotQA is unique, and the corpus need not
+  # keep the sentences' white space
+  support = [(title, passage.text if text is None else text) for title, text in supporting_passages(record)]
   wanted = (passage.title, passage.text)
   return support.index(wanted) if wanted in support else -1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from selfrag_jax.storage.json_lines import read_jsonl
+from selfrag_jax.storage.json_lines import get_field, read_jsonl
 
 
 class DocumentQuestion(NamedTuple):
@@ -53,18 +53,18 @@ def _read_file(file: epath.Path) -> list[DocumentQuestion]:
 
 
 def _passages(record: Mapping[str, Any]) -> DocumentQuestion:
-  question, answers = _get(record, "question", str), _get(record, "answers", list)
+  question, answers = get_field(record, "question", str), get_field(record, "answers", list)
   if not answers or not all(isinstance(answer, str) for answer in answers):
     raise ValueError("answers must be texts, at least one")
-  documents = [_get(record, "gold", dict), *_get(record, "distractors", list)]
-  gold, *others = (f"(Title: {_get(found, 'title', str)}) {_get(found, 'text', str)}" for found in documents)
+  documents = [get_field(record, "gold", dict), *get_field(record, "distractors", list)]
+  gold, *others = (f"(Title: {get_field(found, 'title', str)}) {get_field(found, 'text', str)}" for found in documents)
   return DocumentQuestion(question, tuple(answers), gold, tuple(others))
 
 
 def _pairs(record: Mapping[str, Any]) -> DocumentQuestion:
-  key, value = _get(record, "key", str), _get(record, "value", str)
+  key, value = get_field(record, "key", str), get_field(record, "value", str)
   pairs: dict[str, str] = {}
-  for pair in _get(record, "ordered_kv_records", list):
+  for pair in get_field(record, "ordered_kv_records", list):
     if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
       raise ValueError(f"{reprlib.repr(pair)} is no pair of texts")
     if pair[0] in pairs:
@@ -75,15 +75,6 @@ def _pairs(record: Mapping[str, Any]) -> DocumentQuestion:
   write = lambda key, value: f'"{key}": "{value}"'
   others = tuple(write(*pair) for pair in pairs.items())
   return DocumentQuestion(f'What is the value of the key "{key}"?', (value,), write(key, value), others)
-
-
-def _get(source: Any, key: str, kind: type) -> Any:
-  """Return a field of an object. Raises ValueError if it is missing or of another type."""
-  value = source.get(key) if isinstance(source, dict) else None
-  if not isinstance(value, kind):
-    names = {str: "a text", list: "a list", dict: "an object"}
-    raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {names[kind]}")
-  return value
 
 
 def prompt(question: DocumentQuestion, documents: Sequence[str]) -> str:
