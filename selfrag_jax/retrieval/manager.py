@@ -10,6 +10,7 @@ from selfrag_jax.memory.filters import Where
 from selfrag_jax.retrieval.base import BaseRetriever, create, load
 from selfrag_jax.retrieval.document import Document, by_hand, file_of, whole_id, without_origin
 from selfrag_jax.retrieval.listing import LeftOut, list_sources
+from selfrag_jax.retrieval.multi_hop import by_search
 from selfrag_jax.retrieval.reading import Chunking, read_chunks
 from selfrag_jax.storage.atomic import write_bytes_atomic
 
@@ -25,17 +26,21 @@ class RetrievalManager:
 
   def __init__(
     self,
-    retriever_type: str | None = None,
+    retriever_type: str | BaseRetriever | None = None,
     knowledge_base_path: str | os.PathLike | None = None,
     **settings: Any,
   ):
     """Open a knowledge base, or make an empty retriever of a type (`dense` by default) with `settings`.
 
-    Raises FileNotFoundError for a folder without a knowledge base, ValueError for an unknown type, and for a type that
-    differs from the folder's.
+    A retriever in place of the type is taken as it is. Raises FileNotFoundError for a folder without a knowledge base,
+    ValueError for an unknown type, and for a type that differs from the folder's.
     """
-    if knowledge_base_path is None:
-      self.retriever: BaseRetriever = create(retriever_type or "dense", **settings)
+    if isinstance(retriever_type, BaseRetriever):
+      if knowledge_base_path is not None or settings:
+        raise ValueError("a retriever is given: a folder and settings belong to a type; give one or the other")
+      self.retriever = retriever_type
+    elif knowledge_base_path is None:
+      self.retriever = create(retriever_type or "dense", **settings)
     else:
       self.retriever = load(knowledge_base_path, **settings)
       if retriever_type not in (None, self.retriever.name):
@@ -56,6 +61,8 @@ class RetrievalManager:
   ) -> dict[str, Any]:
     """Return a copy of a conversation with an added message of role `retrieval`; none is added if nothing is found.
 
+    A retriever that searches several times adds a message for each search, with its `query`.
+
     Args:
       conversation: `{"messages": [...]}` as `selfrag_jax.text.chat` renders it.
       query: the query (None: the text of the last user turn).
@@ -72,10 +79,11 @@ class RetrievalManager:
     if not turns:
       raise ValueError("the conversation has no turn of a user; there is nothing to look for")
     found = self.retrieve(messages[turns[-1]]["content"] if query is None else query, top_k, where=where)
-    if found:
-      systems = [i for i, message in enumerate(messages) if message["role"] == "system"]
-      at = turns[-1] if insert_position == "before_user" else systems[0] + 1 if systems else 0
-      messages.insert(at, {"role": "retrieval", "documents": [document.to_dict() for document in found]})
+    systems = [i for i, message in enumerate(messages) if message["role"] == "system"]
+    at = turns[-1] if insert_position == "before_user" else systems[0] + 1 if systems else 0
+    for query, documents in reversed(by_search(found)):
+      asked = {} if query is None else {"query": query}
+      messages.insert(at, {"role": "retrieval", **asked, "documents": [document.to_dict() for document in documents]})
     return {**conversation, "messages": messages}
 
   def add_documents(self, documents: Iterable[Document | Mapping[str, Any]]) -> int:

@@ -99,6 +99,15 @@ class MultiHopRetriever(CompositeRetriever):
       self._write_query("", [])  # raises
 
 
+def by_search(found: Sequence[Document]) -> list[tuple[str | None, list[Document]]]:
+  """Group results by the search that found them, each with its query; results of one search are one group, of None."""
+  searches: dict[int, tuple[str | None, list[Document]]] = {}
+  for document in found:
+    said = next((each for each in document.components if "hop" in each), {})
+    searches.setdefault(said.get("hop", 0), (said.get("query"), []))[1].append(document)
+  return [searches[hop] for hop in sorted(searches)]
+
+
 def _hits(asked: Sequence[Sequence[str]], read: Sequence[Sequence[Sequence[Document]]]) -> Hits:
   """Let the searches of each question take turns; a score is 1 / the place in that order."""
   found = Hits([], [], [])

@@ -6,6 +6,10 @@ from .programs import isolation as isolation
 from .prompt_tasks import PromptTask as PromptTask
 from .prompt_tasks import Sample as Sample
 from .prompt_tasks import make_task as make_task
+from .rag import MultiHopRAGTask as MultiHopRAGTask
+from .rag import RAGTask as RAGTask
+from .rag import StaticRAGTask as StaticRAGTask
+from .rag import create_rag_task as create_rag_task
 from .rewards import RewardConfig as RewardConfig
 from .rewards import search_reward as search_reward
 from .rulebook import Rulebook as Rulebook

@@ -4,6 +4,10 @@ from .chat import render_for_completion as render_for_completion
 from .chat import visualize_tokenization as visualize_tokenization
 from .chunking import Span as Span
 from .chunking import chunk as chunk
+from .rag_prompts import create_rag_training_example as create_rag_training_example
+from .rag_prompts import format_documents_for_prompt as format_documents_for_prompt
+from .rag_prompts import format_multihop_documents as format_multihop_documents
+from .rag_prompts import render_rag_conversation_for_tokenizer as render_rag_conversation_for_tokenizer
 from .registry import open_tokenizer as open_tokenizer
 from .sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
 from .tokenizer import BPETokenizer as BPETokenizer
