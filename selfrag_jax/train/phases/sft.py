@@ -1,30 +1,20 @@
-"""Supervised fine-tuning of a searching policy on rendered demonstrations, with the loss on the assistant's tokens.
-
-Demonstrations are packed: a row holds as many as fit, in the order of the data, each as a segment of its own.
-"""
+"""Supervised fine-tuning of a searching policy on demonstrations."""
 
 import dataclasses
-from functools import lru_cache
 from typing import Literal, Unpack
 
-import numpy as np
-from absl import logging
-
-from selfrag_jax.checked import Count, Natural
+from selfrag_jax.checked import Natural
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.phases.base import BatchConfig, Start
-from selfrag_jax.train.phases.pretrain import LanguagePhase
+from selfrag_jax.train.phases.base import Start
+from selfrag_jax.train.phases.conversations import ConversationConfig, ConversationPhase, Rendered
 
 
 @dataclasses.dataclass(frozen=True)
-class SFTConfig(BatchConfig):
+class SFTConfig(ConversationConfig):
   """Supervised fine-tuning on rendered demonstrations."""
 
-  steps: Count = 200
-  batch_size: Count = 64
-  max_tokens: Count = 128  # of a row; a longer demonstration of a data set is left out and counted
   demonstrations: Literal["random", "gold"] = "gold"
 
 
@@ -35,63 +25,15 @@ class OptionalSFTConfig(SFTConfig):
   steps: Natural = 0
 
 
-class SFT(LanguagePhase):
+class SFT(ConversationPhase):
   """The phase. Its demonstrations search at most `max_hops` times."""
 
   def __init__(
     self, name: str, task: SearchTask, model: ModelConfig, config: SFTConfig, max_hops: int, **start: Unpack[Start]
   ):
-    super().__init__(name, model, config, **start)
-    self._task, self._config, self._max_hops = task, config, max_hops
-    self._size = task.size("sft")  # questions of an epoch; None: no question comes twice
-    self._rows: list[tuple[list[int], int]] = []  # each row's demonstrations, and the index after the last of them
-    self._rendered = lru_cache(4 * config.batch_size)(self._render)
-    if self._size is not None:
-      self._check_lengths(self._size)
+    def render(index: int) -> Rendered:
+      conversation = task.demonstration("sft", index, config.demonstrations, max_hops)
+      return render_conversation(task.tokenizer, conversation, task.template)
 
-  def batch(self, step: int) -> dict[str, np.ndarray]:
-    """Render the demonstrations of a step: tokens, mask and segment ids, int32 / bool / int32 [B, T]."""
-    config = self._config
-    shape = (config.batch_size, config.max_tokens)
-    tokens = np.full(shape, self._task.tokenizer.special["<|pad|>"], np.int32)
-    mask, segment_ids = np.zeros(shape, bool), np.zeros(shape, np.int32)
-    for row in range(config.batch_size):
-      end = 0
-      for segment, index in enumerate(self.row(step * config.batch_size + row), 1):
-        ids, written = self._rendered(index)
-        inside = slice(end, end + len(ids))
-        tokens[row, inside], mask[row, inside], segment_ids[row, inside] = ids, written, segment
-        end += len(ids)
-    return {"tokens": tokens, "mask": mask, "segment_ids": segment_ids}
-
-  def row(self, row: int) -> list[int]:
-    """Return the demonstrations of a row, counted over the whole training: a function of the seed and the row."""
-    if self._size is None:  # rows begin so far apart that they cannot overlap
-      return self._packed(row * self._config.max_tokens)[0]
-    while len(self._rows) <= row:  # every epoch is shown in full: a row begins where the previous one ended
-      self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
-    return self._rows[row][0]
-
-  def _packed(self, index: int) -> tuple[list[int], int]:
-    """Return the demonstrations from `index` on that fit into a row, and the index after them (next-fit packing)."""
-    width = room = self._config.max_tokens
-    chosen = []
-    while (length := len(self._rendered(index)[0])) <= room or length > width:
-      if length <= room:
-        chosen.append(index)
-        room -= length
-      elif self._size is None:
-        raise ValueError(f"a demonstration of {length} tokens exceeds {self.name}.max_tokens = {width}")
-      index += 1
-    return chosen, index
-
-  def _check_lengths(self, size: int) -> None:
-    too_long = sum(len(self._render(index)[0]) > self._config.max_tokens for index in range(size))
-    if too_long == size:
-      raise ValueError(f"no demonstration fits into {self.name}.max_tokens = {self._config.max_tokens}")
-    if too_long:
-      logging.warning("%d of %d demonstrations exceed %s.max_tokens: left out", too_long, size, self.name)
-
-  def _render(self, index: int) -> tuple[list[int], list[int]]:
-    conversation = self._task.demonstration("sft", index, self._config.demonstrations, self._max_hops)
-    return render_conversation(self._task.tokenizer, conversation, self._task.template)
+    # a task whose questions never end has no epoch
+    super().__init__(name, render, task.size("sft"), task.tokenizer.special["<|pad|>"], model, config, **start)
