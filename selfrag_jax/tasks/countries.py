@@ -1,0 +1,151 @@
+"""Questions about invented countries, whose documents are retrieved: a task that no weights can answer by heart.
+
+Every world has countries of its own, with a document for each of their facts. A question is asked beside the documents
+that a retriever finds for it in its world, so distractors are real: other facts of the same country, and the same fact
+of others. Names are pairs of words; names and wordings of `valid` and `test` never occur in training, but each of their
+words does.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from selfrag_jax.metrics.answers import exact_match
+from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST
+from selfrag_jax.tasks.task import Task
+from selfrag_jax.text.rag_prompts import create_rag_training_example
+from selfrag_jax.text.tokenizer import WordTokenizer
+
+UNKNOWN = "I don't know"
+SPLITS = ("train", "valid", "test")
+WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
+
+
+class Wording(NamedTuple):
+  """The ways to state a fact of a country `c` with the value `v`, and to ask for it; the last of each is held out.
+
+  Held-out statements and questions share no word that tells relations apart: only training tells which answers which.
+  """
+
+  statements: tuple[str, ...]
+  questions: tuple[str, ...]
+
+
+RELATIONS = {
+  "capital": Wording(
+    ("The capital of {c} is {v}.", "{c} is ruled from the city {v}.", "The city from which {c} is ruled is {v}."),
+    ("What is the capital of {c}?", "From which city is {c} ruled?", "Which is the capital of {c}?"),
+  ),
+  "currency": Wording(
+    ("The currency of {c} is {v}.", "People pay with {v} in {c}.", "The people in {c} pay with {v}."),
+    ("What is the currency of {c}?", "With what do people in {c} pay?", "Which is the currency of {c}?"),
+  ),
+  "language": Wording(
+    ("The language of {c} is {v}.", "People speak {v} in {c}.", "The people in {c} speak {v}."),
+    ("What is the language of {c}?", "What do people in {c} speak?", "Which is the language of {c}?"),
+  ),
+  "river": Wording(
+    ("The river of {c} is {v}.", "The water of {v} flows in {c}.", "The water which flows in {c} is {v}."),
+    ("What is the river of {c}?", "Which water flows in {c}?", "Which is the river of {c}?"),
+  ),
+}
+
+
+def vocabulary() -> list[str]:
+  """List the distinct words and marks of every document, question and answer."""
+  texts = [text for wording in RELATIONS.values() for kind in wording for text in kind]
+  templates = re.sub(r"\{\w\}", " ", " ".join([*texts, UNKNOWN, "Title: Content:", "retrieval user assistant system"]))
+  return list(dict.fromkeys([*re.findall(r"\w+|[^\w\s]", templates), *FIRST, *LAST]))
+
+
+class World(NamedTuple):
+  """Documents, and questions with the number of the document that answers each."""
+
+  documents: list[Document]
+  questions: list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Countries:
+  """Worlds of `n_countries` each, a function of the seed, the split and the number of the world.
+
+  `retriever` and `top_k` find the documents; the share `unanswerable` of the questions is asked where the document that
+  answers is missing. Raises ValueError for more names than are held out.
+  """
+
+  n_countries: int = 12
+  retriever: str = "bm25"
+  top_k: int = 5
+  unanswerable: float = 0.0
+  seed: int = 0
+
+  def __post_init__(self):
+    most = len(FIRST) * len(LAST) // HELD_OUT // (1 + len(RELATIONS))
+    if not 2 <= self.n_countries <= most:
+      raise ValueError(f"n_countries = {self.n_countries} must lie in [2, {most}]: each needs names that are held out")
+
+  @property
+  def tokenizer(self) -> WordTokenizer:
+    return WordTokenizer(vocabulary())
+
+  def world(self, split: str, number: int, edited: bool = False) -> World:
+    """Draw a world; `edited` changes the value in every document, and nothing else."""
+    if split not in SPLITS:
+      raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    rng, n, r = self._rng(WORLD, split, number), self.n_countries, len(RELATIONS)
+    names = _names(split == "train")
+    names = [names[i] for i in rng.permutation(len(names))[: n * (1 + r)]]
+    countries, values = names[:n], names[n:]
+    documents, questions = [], []
+    for i, country in enumerate(countries):
+      for j, wording in enumerate(RELATIONS.values()):
+        said, asked = rng.integers([len(kind) - 1 for kind in wording]) if split == "train" else (-1, -1)
+        at = i * r + j
+        value = values[(at + 1) % len(values)] if edited else values[at]
+        content = wording.statements[said].format(c=country, v=value)
+        documents.append(Document(str(at), country, content, {"value": value}))
+        questions.append((wording.questions[asked].format(c=country), at))
+    return World(documents, questions)
+
+  def task(self, split: str, n: int, *, edited: bool = False) -> Task:
+    """Return the first `n` questions of a split, each with the documents that were retrieved for it.
+
+    The retriever sees the documents of the question's world; `edited` gives every document another value.
+    """
+    per_world = self.n_countries * len(RELATIONS)
+    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited))
+    find = lambda index: conversations(index // per_world)[index % per_world]
+    right = lambda conversation, completion: exact_match(completion, conversation["answers"])
+    return Task(f"countries_{split}", range(n), find, right)
+
+  def _conversations(self, split: str, number: int, edited: bool) -> Sequence[dict[str, Any]]:
+    world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)
+    retriever = create(self.retriever)
+    retriever.add_documents(world.documents)
+    found = retriever.retrieve_batch([question for question, _ in world.questions], self.top_k + 1)
+    conversations = []
+    for (question, gold), documents in zip(world.questions, found, strict=True):
+      known = rng.random() >= self.unanswerable
+      shown = [document for document in documents if known or document.id != str(gold)][: self.top_k]
+      answer = world.documents[gold].metadata["value"] if known else UNKNOWN
+      shown = [{"title": shown[i].title, "content": shown[i].content} for i in rng.permutation(len(shown))]
+      example = create_rag_training_example(question, answer, shown, id=f"{split}-{number}-{gold}")
+      conversations.append({**example, "answers": (answer,), "gold": world.documents[gold].content})
+    order = rng.permutation(len(conversations))  # neighbours in a batch ask about different countries
+    return [conversations[i] for i in order]
+
+  def _rng(self, stream: int, split: str, number: int) -> np.random.Generator:
+    return np.random.default_rng([self.seed, stream, SPLITS.index(split), number])
+
+
+@lru_cache(2)
+def _names(trained: bool) -> list[str]:
+  """List the names for training, or those that are held out: every fourth diagonal of the grid of pairs of words."""
+  grid = [(i + j, f"{first} {last}") for i, first in enumerate(FIRST) for j, last in enumerate(LAST)]
+  return [name for diagonal, name in grid if (diagonal % HELD_OUT != 0) == trained]
