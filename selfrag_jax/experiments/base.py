@@ -19,9 +19,11 @@ from selfrag_jax.train.loop import LoopConfig, Phase, read_ended, train
 from selfrag_jax.typing import Params
 
 NAMES = (
-  "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "gradient_rag", "sweep",
+  "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "rag",
+  "gradient_rag", "sweep",
 )  # fmt: skip
-READING = ("refrag", "self_rag", "encoder", "rerank")  # evaluation reads what `run` trained; others make all they need
+# evaluation reads what `run` trained; the others make all that they need
+READING = ("refrag", "rag", "self_rag", "encoder", "rerank")
 TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshConfig, "init": str}  # the sections of every config that trains
 
 

@@ -12,12 +12,11 @@ from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import pad_rows, round_up
-from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 from selfrag_jax.train.load import LoadedModel, load_model
 
 BUCKET = 256  # prompts are padded to a multiple of it, so that a few compiled programs serve all lengths
-END = "<|im_end|>"
 _complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
 
 
@@ -30,12 +29,16 @@ class Answer(NamedTuple):
 
 
 class ChatModel:
-  """A model that chats in ChatML."""
+  """A model that chats in a template."""
 
-  def __init__(self, loaded: LoadedModel, name: str):
-    """Wrap a loaded model. Raises ValueError if it has no tokenizer with the tokens of ChatML."""
-    if loaded.tokenizer is None or END not in loaded.tokenizer.special:
-      raise ValueError(f"{name} does not chat: it has no tokenizer with <|im_start|> and {END}")
+  def __init__(self, loaded: LoadedModel, name: str, template: ChatTemplate | None = None, bucket: int = BUCKET):
+    """Wrap a loaded model and its template (None: by its tokenizer); prompts are padded to a multiple of `bucket`.
+
+    Raises ValueError if no template fits the tokenizer.
+    """
+    if loaded.tokenizer is None or (chosen := template or find_template(loaded.tokenizer)) is None:
+      raise ValueError(f"{name} does not chat: its tokenizer lacks the special tokens of ChatML and of Llama 3")
+    self._template, self._bucket, self._stop = chosen, bucket, loaded.tokenizer.special[chosen.end_of_turn.name]
     self.tokenizer, self._config, self.context_tokens = loaded.tokenizer, loaded.config, loaded.context_tokens
     self._params = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
 
@@ -49,12 +52,14 @@ class ChatModel:
     batch_size: int = 1,
   ) -> list[Answer]:
     """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order."""
-    prompts = [render_for_completion(self.tokenizer, {"messages": list(turns)}, CHATML) for turns in conversations]
+    prompts = [
+      render_for_completion(self.tokenizer, {"messages": list(turns)}, self._template) for turns in conversations
+    ]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
     for start in range(0, len(by_length), batch_size):
       part = by_length[start : start + batch_size]
-      width = round_up(len(prompts[part[-1]]), BUCKET)
+      width = round_up(len(prompts[part[-1]]), self._bucket)
       tokens, lengths = pad_rows([prompts[i] for i in part] + [[]] * (batch_size - len(part)), width)
       written = _complete(
         self._config,
@@ -64,7 +69,7 @@ class ChatModel:
         jax.random.fold_in(jax.random.key(seed), start),
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        stop_ids=(self.tokenizer.special[END],),
+        stop_ids=(self._stop,),
       )
       for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):
         answers[i] = Answer(self.tokenizer.decode(row[:n], skip_special=True), len(prompts[i]), int(n))

@@ -75,20 +75,23 @@ class World(NamedTuple):
 class Countries:
   """Worlds of `n_countries` each, a function of the seed, the split and the number of the world.
 
-  `retriever` and `top_k` find the documents; the share `unanswerable` of the questions is asked where the document that
-  answers is missing. Raises ValueError for more names than are held out.
+  `retriever` and `top_k` find the documents. Raises ValueError for more names than are held out.
   """
 
   n_countries: int = 12
   retriever: str = "bm25"
   top_k: int = 5
-  unanswerable: float = 0.0
   seed: int = 0
 
   def __post_init__(self):
     most = len(FIRST) * len(LAST) // HELD_OUT // (1 + len(RELATIONS))
     if not 2 <= self.n_countries <= most:
       raise ValueError(f"n_countries = {self.n_countries} must lie in [2, {most}]: each needs names that are held out")
+
+  @property
+  def per_world(self) -> int:
+    """The number of questions about a world."""
+    return self.n_countries * len(RELATIONS)
 
   @property
   def tokenizer(self) -> WordTokenizer:
@@ -113,25 +116,25 @@ class Countries:
         questions.append((wording.questions[asked].format(c=country), at))
     return World(documents, questions)
 
-  def task(self, split: str, n: int, *, edited: bool = False) -> Task:
+  def task(self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0) -> Task:
     """Return the first `n` questions of a split, each with the documents that were retrieved for it.
 
-    The retriever sees the documents of the question's world; `edited` gives every document another value.
+    The retriever sees the documents of the question's world; `edited` gives every document another value. The share
+    `unanswerable` of the questions is asked where the document that answers is missing: the answer is UNKNOWN.
     """
-    per_world = self.n_countries * len(RELATIONS)
-    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited))
-    find = lambda index: conversations(index // per_world)[index % per_world]
+    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited, unanswerable))
+    find = lambda index: conversations(index // self.per_world)[index % self.per_world]
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)
 
-  def _conversations(self, split: str, number: int, edited: bool) -> Sequence[dict[str, Any]]:
+  def _conversations(self, split: str, number: int, edited: bool, unanswerable: float) -> Sequence[dict[str, Any]]:
     world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)
     retriever = create(self.retriever)
     retriever.add_documents(world.documents)
     found = retriever.retrieve_batch([question for question, _ in world.questions], self.top_k + 1)
     conversations = []
     for (question, gold), documents in zip(world.questions, found, strict=True):
-      known = rng.random() >= self.unanswerable
+      known = rng.random() >= unanswerable
       shown = [document for document in documents if known or document.id != str(gold)][: self.top_k]
       answer = world.documents[gold].metadata["value"] if known else UNKNOWN
       shown = [{"title": shown[i].title, "content": shown[i].content} for i in rng.permutation(len(shown))]

@@ -97,6 +97,33 @@ class StaticRAGTask(Task):
     super().__init__(f"static_rag_{file.stem}", _read_conversations(file), lambda conversation: conversation, evaluate)
 
 
+Shown = Literal["retrieved", "none", "shuffled"]
+
+
+def show(task: Task, shown: Shown, apart: int = 1) -> Task:
+  """Return a task with other documents in its conversations: those `retrieved`, `none`, or those of another question.
+
+  `shuffled` gives each conversation the documents of the one `apart` places further on, and the last ones those of the
+  first: a control with prompts of the same length that do not help. `apart` passes over questions with the same
+  documents. Raises ValueError for a task that is not longer than that.
+  """
+  if shown == "retrieved":
+    return task
+  if shown == "shuffled" and not 0 < apart < len(task):
+    raise ValueError(f"{len(task)} questions cannot get the documents of the question {apart} places further on")
+  is_found = lambda message: message["role"] == "retrieval"
+
+  def changed(index: int) -> Conversation:
+    conversation = task[index]
+    others = [] if shown == "none" else list(filter(is_found, task[(index + apart) % len(task)]["messages"]))
+    messages = conversation["messages"]
+    at = next((i for i, message in enumerate(messages) if is_found(message)), 0)
+    kept = [message for message in messages if not is_found(message)]
+    return {**conversation, "messages": [*kept[:at], *others, *kept[at:]]}
+
+  return Task(f"{shown}_{task.name}", range(len(task)), changed, task.evaluate, task.reward)
+
+
 KINDS = {"rag": RAGTask, "multi_hop": MultiHopRAGTask}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfrag_jax.experiments import gradient_rag, ranking, refrag, self_rag
+from selfrag_jax.experiments import gradient_rag, rag, ranking, refrag, self_rag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.settings import settings
 
@@ -18,6 +18,7 @@ VARIANTS = {
   "headlines": ("all",),
   "position_recall": ("kv", "documents"),
   "pretrain": ("sentence", "text"),
+  "rag": ("hybrid",),
   "refrag": ("hybrid", "smollm2_135m"),
   "retrieval": ("all",),
 }
@@ -64,7 +65,7 @@ def no_work(monkeypatch):
   def built(*_, **__):
     raise Built
 
-  for module in (ranking, refrag, self_rag):
+  for module in (rag, ranking, refrag, self_rag):
     monkeypatch.setattr(module, "make_mesh", built)
   monkeypatch.setattr(gradient_rag, "make_task", built)
 

@@ -56,7 +56,7 @@ def test_an_edited_world_differs_in_its_values_alone():
 
 
 def test_a_missing_document_makes_a_question_unanswerable():
-  task = Countries(unanswerable=0.3).task("train", N)
+  task = Countries().task("train", N, unanswerable=0.3)
   unknown = [row for row in task if row["answers"] == (UNKNOWN,)]
   assert 0.2 < len(unknown) / N < 0.4
   assert not any(row["gold"] in [document["content"] for document in documents(row)] for row in unknown)
@@ -71,7 +71,7 @@ def test_examples_are_a_function_of_seed_and_index():
 
 
 def test_the_vocabulary_covers_every_conversation():
-  tokenizer, task = Countries().tokenizer, Countries(unanswerable=0.5).task("train", N)
+  tokenizer, task = Countries().tokenizer, Countries().task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 128
 
