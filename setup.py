@@ -88,6 +88,7 @@ setup(
     ],
     "weights": WEIGHTS,
     "textgrad": TEXTGRAD,
+    "parquet": ["pyarrow>=17,<27"],
     "litellm": ["litellm>=1.49,<2"],  # get_engine("experimental:...") for providers that do not speak OpenAI's protocol
     "tpu": jax("[tpu]"),
     "cuda": jax("[cuda12]"),

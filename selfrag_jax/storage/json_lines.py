@@ -106,7 +106,7 @@ def get_field(source: Any, key: str, kind: type) -> Any:
   """Return a field of an object. Raises ValueError, with the field, if it is missing or of another type."""
   value = source.get(key) if isinstance(source, dict) else None
   if not isinstance(value, kind):
-    names = {str: "a text", list: "a list", dict: "an object", bool: "true or false"}
+    names = {str: "a text", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
     raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {names[kind]}")
   return value
 

@@ -1,3 +1,6 @@
+from .audit import Audit as Audit
+from .audit import audit_corpus as audit_corpus
+from .audit import complete_only as complete_only
 from .datasets import QAFolder as QAFolder
 from .datasets import read_qa_folder as read_qa_folder
 from .facts import Facts as Facts
@@ -6,6 +9,7 @@ from .programs import isolation as isolation
 from .prompt_tasks import PromptTask as PromptTask
 from .prompt_tasks import Sample as Sample
 from .prompt_tasks import make_task as make_task
+from .qa import load_task as load_task
 from .rag import MultiHopRAGTask as MultiHopRAGTask
 from .rag import RAGTask as RAGTask
 from .rag import StaticRAGTask as StaticRAGTask
@@ -14,5 +18,8 @@ from .rewards import RewardConfig as RewardConfig
 from .rewards import search_reward as search_reward
 from .rulebook import Rulebook as Rulebook
 from .search_task import SearchTask as SearchTask
+from .task import Task as Task
+from .task import TaskMixture as TaskMixture
+from .task import TaskSequence as TaskSequence
 from .two_hop import TwoHopKB as TwoHopKB
 from .two_hop_search import TwoHopSearch as TwoHopSearch

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfrag_jax.storage.json_lines import read_jsonl
+from selfrag_jax.tasks.official import GSM8K, read_official
 from selfrag_jax.tasks.programs import RomanNumerals, is_same_value, read_program, run_test
 from selfrag_jax.tasks.router import ROUTER_ROLE, Router, read_questions, split_by_passage
 from selfrag_jax.tasks.rulebook import EMPTY, ROLE, TOPIC_ROLE, Rulebook, RulebookPipeline
@@ -125,11 +125,7 @@ def _bbh(section: Mapping[str, Any], seed: int) -> PromptTask:
 
 def _gsm8k(section: Mapping[str, Any], seed: int) -> PromptTask:
   """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): lines of `question` and `answer`, whose result follows `####`."""
-  path, found = _file(section), []
-  for number, record in read_jsonl(path):
-    if not all(isinstance(record.get(part), str) for part in ("question", "answer")) or "####" not in record["answer"]:
-      raise ValueError(f"{path}, line {number}: a line of GSM8K has a question, and an answer with ####")
-    found.append(Sample(record["question"], record["answer"].split("####")[1].strip().replace(",", "")))
+  found = [Sample(example.question, example.answers[0]) for example in read_official(_file(section), GSM8K)]
   return _stated_answers(found, "calculates", f"Solve the problem. {ENDING} the number.", section, seed)
 
 

@@ -1,0 +1,108 @@
+"""An audit of a corpus: whether it has the passages from which its questions can be answered."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from selfrag_jax.metrics.answers import CLOSED_ANSWERS, normalize_answer
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.tasks.task import Conversation, Task
+
+SHOWN = 3  # questions that a summary names
+
+
+class Audit(NamedTuple):
+  """What a corpus lacks, and how often an answer can be read in the gold passages of its question.
+
+  `missing` holds the titles of the passages that are not in the corpus by the id of their question. Answers are looked
+  for in the questions that have all their gold passages, except where the answer is yes or no; `extractive` counts
+  these questions, `readable` those of them with an accepted answer in a passage. `ungrounded` questions name no passage
+  and are in no other number.
+  """
+
+  questions: int
+  complete: int
+  missing: Mapping[str, Sequence[str]]
+  extractive: int
+  readable: int
+  ungrounded: int
+
+  def __str__(self) -> str:
+    """Say it in one line."""
+    said = [f"{self.complete} of {self.questions} questions have all gold passages"]
+    if self.missing:
+      named = [f"{id} ({', '.join(titles)})" for id, titles in list(self.missing.items())[:SHOWN]]
+      more = [f"and {len(self.missing) - SHOWN} more"] if len(self.missing) > SHOWN else []
+      said.append(f"{self.questions - self.complete} left out: {', '.join(named + more)}")
+    said.append(f"an answer stands in the gold passages of {self.readable} of {self.extractive}")
+    if self.ungrounded:
+      said.append(f"{self.ungrounded} more name no passage")
+    return "; ".join(said)
+
+
+def audit_corpus(examples: Iterable[Conversation], documents: Iterable[Document]) -> Audit:
+  """Look for the gold passages of all examples in a corpus.
+
+  A passage is found by title and text, without regard to white space, and by its title alone if the example names no
+  more. Raises ValueError if no example names a passage, and if the corpus has none of them.
+  """
+  return _audit(examples, documents)[0]
+
+
+def complete_only(task: Task, documents: Iterable[Document]) -> tuple[Task, Audit]:
+  """Return a view of a task without the questions that lack a gold passage, and the audit that counts them.
+
+  Questions that name no passage stay. Raises ValueError like `audit_corpus`, and if no question is left.
+  """
+  audit, kept = _audit(task, documents)
+  if not kept:
+    raise ValueError(f"no question of {task.name} has all its gold passages in the corpus: {audit}")
+  return task.select(kept), audit
+
+
+def _audit(examples: Iterable[Conversation], documents: Iterable[Document]) -> tuple[Audit, list[int]]:
+  """Return the audit, and the indices of the examples whose gold passages are all there."""
+  corpus = _texts_by_passage(documents)
+  missing: dict[str, list[str]] = {}
+  kept: list[int] = []
+  grounded = lacking = passages = lost = extractive = readable = 0
+  for index, example in enumerate(examples):
+    gold = example.get("gold", ())
+    lacks = [passage["title"] for passage in gold if _key(passage) not in corpus]
+    grounded, passages, lost = grounded + bool(gold), passages + len(gold), lost + len(lacks)
+    if lacks:
+      lacking += 1
+      missing[example["id"]] = lacks
+      continue
+    kept.append(index)
+    answers = {normalize_answer(answer) for answer in example.get("answers", ())} - {""}
+    if gold and answers and not answers & CLOSED_ANSWERS:
+      text = normalize_answer(" ".join(text for passage in gold for text in corpus[_key(passage)]))
+      extractive += 1
+      readable += any(f" {answer} " in f" {text} " for answer in answers)
+  if not passages:
+    raise ValueError(f"none of the {len(kept)} questions names a gold passage; there is nothing to look for")
+  if lost == passages:
+    first = next(iter(missing.items()))
+    raise ValueError(
+      f"none of the {passages} gold passages of {grounded} questions is in the corpus; the first missing ones are "
+      f"{first}: is this the corpus of these questions, in whole passages?"
+    )
+  return Audit(grounded, grounded - lacking, missing, extractive, readable, len(kept) + lacking - grounded), kept
+
+
+def _texts_by_passage(documents: Iterable[Document]) -> dict[tuple[str, ...], list[str]]:
+  """Return the texts of a corpus by title and content, and by title alone."""
+  corpus: dict[tuple[str, ...], list[str]] = {}
+  for document in documents:
+    corpus.setdefault(_key({"title": document.title}), []).append(document.text)
+    corpus[_key({"title": document.title, "content": document.content})] = [document.text]
+  return corpus
+
+
+def _key(passage: Mapping[str, str]) -> tuple[str, ...]:
+  title = _squeeze(passage["title"]).replace("_", "")  # Wikipedia's addresses have it in the place of a space
+  return (title, _squeeze(passage["content"])) if "content" in passage else (title,)
+
+
+def _squeeze(text: str) -> str:
+  return "".join(text.split())
