@@ -15,6 +15,7 @@ from .rag import RAGTask as RAGTask
 from .rag import StaticRAGTask as StaticRAGTask
 from .rag import create_rag_task as create_rag_task
 from .rewards import RewardConfig as RewardConfig
+from .rewards import compute_rag_reward as compute_rag_reward
 from .rewards import search_reward as search_reward
 from .rulebook import Rulebook as Rulebook
 from .search_task import SearchTask as SearchTask

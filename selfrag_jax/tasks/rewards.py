@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from selfrag_jax.checked import Checked, Share
+from selfrag_jax.checked import Checked, Share, Weight
+from selfrag_jax.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,3 +31,59 @@ def search_reward(
   partial = config.f1_weight * f1 + config.retrieval_weight * gold_recall
   earned = np.where(exact > 0, 1.0, np.clip(partial, 0.0, 1.0))
   return (earned * np.where(valid > 0, 1.0, config.invalid_factor)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class RAGRewardWeights(Checked):
+  """The weights of the terms of `compute_rag_reward`, which are divided by their sum."""
+
+  answer: Weight = 0.6
+  relevance: Weight = 0.3
+  efficiency: Weight = 0.1
+  citations: Weight = 0.0
+  grounding: Weight = 0.0
+  format: Weight = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not sum(vars(self).values()) > 0:
+      raise ValueError("all weights of the reward are 0: nothing would be rewarded")
+
+
+def compute_rag_reward(
+  answer: ArrayLike,
+  relevance: ArrayLike,
+  searches: ArrayLike,
+  max_searches: int,
+  weights: RAGRewardWeights = RAGRewardWeights(),
+  *,
+  citations: ArrayLike = 1.0,
+  grounding: ArrayLike = 1.0,
+  format: ArrayLike = 1.0,
+) -> np.ndarray:
+  """Return the weighted mean of the terms as float32 rewards in [0, 1], for numbers or arrays of one shape.
+
+  Args:
+    answer: the score of the answer, in [0, 1], as all other terms.
+    relevance: the share of the gold documents that were found.
+    searches: the number of searches, whose efficiency is the share of `max_searches` that was not needed.
+    citations: the score of the answer's citations.
+    grounding: the share of the answer's claims that the documents support; 1 minus the rate of hallucination.
+    format: whether the rollout kept the format.
+
+  Higher terms, and fewer searches, never lower the reward. Raises ValueError for a term outside [0, 1] and for
+  `max_searches` below 1.
+  """
+  if max_searches < 1:
+    raise ValueError(f"max_searches = {max_searches} must be at least 1")
+  efficiency = 1 - np.asarray(searches, np.float64) / max_searches
+  given = {"answer": answer, "relevance": relevance, "efficiency": efficiency}
+  given |= {"citations": citations, "grounding": grounding, "format": format}
+  total = 0.0
+  for name, values in given.items():
+    values = np.asarray(values, np.float64)
+    if not ((values >= 0) & (values <= 1)).all():
+      allowed = f"searches must lie in [0, {max_searches}]" if name == "efficiency" else f"{name} must lie in [0, 1]"
+      raise ValueError(f"{allowed}, got {values.min():g} to {values.max():g}")
+    total = total + getattr(weights, name) * values
+  return np.asarray(total / sum(vars(weights).values()), np.float32)

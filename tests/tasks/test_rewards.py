@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.rewards import RewardConfig, search_reward
+from selfrag_jax.tasks.rewards import RAGRewardWeights, RewardConfig, compute_rag_reward, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 
 GREEDY = RewardConfig(f1_weight=0.8, retrieval_weight=0.6)
@@ -41,6 +41,54 @@ def test_rewards_lie_between_0_and_1_and_grow_with_everything_that_is_good():
     assert reward.min() >= 0
     assert reward.max() == 1
     assert all((np.diff(reward, axis=axis) >= 0).all() for axis in range(4))
+
+
+@pytest.mark.parametrize(
+  ("answer", "relevance", "searches", "further", "reward"),
+  [
+    (1, 1, 0, {}, 1.0),
+    (1, 1, 4, {}, 0.9),
+    (1, 0, 2, {}, 0.65),
+    (0, 1, 1, {}, 0.375),
+    (0.5, 0.5, 2, {}, 0.5),
+    (0, 0, 4, {}, 0.0),
+    (1, 1, 0, {"citations": 0, "grounding": 0, "format": 0}, 1.0),  # without a weight they do not count
+  ],
+)
+def test_the_reward_of_an_answer_its_documents_and_its_searches(answer, relevance, searches, further, reward):
+  np.testing.assert_allclose(compute_rag_reward(answer, relevance, searches, 4, **further), reward, rtol=1e-6)
+
+
+def test_further_terms_count_by_their_weights():
+  weights = RAGRewardWeights(answer=2, relevance=1, efficiency=0, citations=1, grounding=3, format=1)
+  terms = {"citations": 0.5, "grounding": 1.0, "format": 0.0}
+  np.testing.assert_allclose(compute_rag_reward(0.5, 1.0, 4, 4, weights, **terms), (1 + 1 + 0.5 + 3) / 8)
+
+
+def test_the_weighted_reward_is_monotone_in_every_term():
+  weights = RAGRewardWeights(0.3, 0.2, 0.2, 0.1, 0.1, 0.1)
+  names = ("answer", "relevance", "searches", "citations", "grounding", "format")
+  grid = dict(zip(names, np.meshgrid(*[[0, 0.5, 1]] * 6, indexing="ij"), strict=True))
+  reward = compute_rag_reward(**{**grid, "searches": 4 * (1 - grid["searches"])}, max_searches=4, weights=weights)
+  assert reward.dtype == np.float32
+  assert (reward.min(), reward.max()) == (0, 1)
+  assert all((np.diff(reward, axis=axis) > 0).all() for axis in range(6))
+
+
+@pytest.mark.parametrize(
+  ("arguments", "error"),
+  [
+    ((1.5, 0, 0, 1), r"answer must lie in \[0, 1\], got 1\.5 to 1\.5"),
+    ((1, float("nan"), 0, 1), "relevance must lie in"),
+    ((1, 0, [0, 3], 2), r"searches must lie in \[0, 2\]"),
+    ((1, 0, 0, 0), "max_searches = 0 must be at least 1"),
+  ],
+)
+def test_terms_outside_their_range_are_refused(arguments, error):
+  with pytest.raises(ValueError, match=error):
+    compute_rag_reward(*arguments)
+  with pytest.raises(ValueError, match="all weights of the reward are 0"):
+    RAGRewardWeights(0, 0, 0)
 
 
 def questions(gold, first_slots):
