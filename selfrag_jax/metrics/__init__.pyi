@@ -7,6 +7,10 @@ from .answers import normalize_answer as normalize_answer
 from .answers import squad_f1 as squad_f1
 from .answers import substring_match as substring_match
 from .answers import supporting_fact_scores as supporting_fact_scores
+from .citations import CitationScores as CitationScores
+from .citations import Statement as Statement
+from .citations import citation_scores as citation_scores
+from .citations import extract_citations_from_response as extract_citations_from_response
 from .position import u_shape as u_shape
 from .retrieval import compute_retrieval_precision as compute_retrieval_precision
 from .retrieval import compute_retrieval_recall as compute_retrieval_recall
