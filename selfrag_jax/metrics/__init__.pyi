@@ -11,11 +11,15 @@ from .citations import CitationScores as CitationScores
 from .citations import Statement as Statement
 from .citations import citation_scores as citation_scores
 from .citations import extract_citations_from_response as extract_citations_from_response
+from .claims import Checker as Checker
+from .claims import HallucinationReport as HallucinationReport
+from .claims import check_hallucination as check_hallucination
 from .position import u_shape as u_shape
 from .retrieval import compute_retrieval_precision as compute_retrieval_precision
 from .retrieval import compute_retrieval_recall as compute_retrieval_recall
 from .retrieval import ndcg as ndcg
 from .retrieval import reciprocal_rank as reciprocal_rank
+from .rule_checker import RuleChecker as RuleChecker
 from .statistics import Interval as Interval
 from .statistics import bootstrap_difference as bootstrap_difference
 from .statistics import bootstrap_interval as bootstrap_interval
