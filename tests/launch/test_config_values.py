@@ -18,7 +18,7 @@ VARIANTS = {
   "headlines": ("all",),
   "position_recall": ("kv", "documents"),
   "pretrain": ("sentence", "text"),
-  "rag": ("hybrid",),
+  "rag": ("hybrid", "smollm2_135m"),
   "refrag": ("hybrid", "smollm2_135m"),
   "retrieval": ("all",),
 }

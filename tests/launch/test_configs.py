@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ALL = [(name, None) for name in ("encoder", "rerank", "headlines")]
 ALL += [(name, variant) for name in ("pretrain", "memory") for variant in (*WORDINGS, "text")]
 ALL += [("position_recall", variant) for variant in (*WORDINGS, "documents")]
-ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m")] + [("rag", variant) for variant in MODELS]
+ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m")] + [
+  ("rag", variant) for variant in (*MODELS, "smollm2_135m")
+]
 ALL += [("retrieval", "all"), ("retrieval", "words"), *(("gradient_rag", variant) for variant in VARIANTS)]
 
 

@@ -1,0 +1,149 @@
+"""Questions of a data set's files beside the passages that a retriever finds for them, split by article.
+
+The corpus is made of all passages of the file. Answers are short; a question that has none, and one whose passage is
+not shown, is answered by UNKNOWN.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from selfrag_jax.checked import Checked, Share
+from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
+from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.tasks.countries import ENDLESS, SPLITS, UNKNOWN
+from selfrag_jax.tasks.documents import DocumentQuestion, prompt
+from selfrag_jax.tasks.rag import Shown, show
+from selfrag_jax.tasks.search_task import ShuffledEpochs
+from selfrag_jax.tasks.task import Conversation, Task
+from selfrag_jax.text.rag_prompts import create_rag_training_example
+
+INSTRUCTION = f"Answer the question in a few words with what the documents say. If they do not say it: {UNKNOWN}"
+SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
+
+
+@dataclasses.dataclass(frozen=True)
+class ArticleParts(Checked):
+  """The share of the articles in each split; what is left over belongs to the last."""
+
+  train: Share = 0.6
+  valid: Share = 0.1
+  test: Share = 0.3
+
+
+class Articles:
+  """The questions of a task whose examples name their gold passages.
+
+  A question belongs to the split of the article of its first gold passage: no article of `test` was seen in training.
+  The first `top_k` passages of `retriever` are shown, among all articles.
+  """
+
+  conditions = ("retrieved", "gold", "plain", "none", "shuffled")
+
+  def __init__(
+    self, task: Task, *, retriever: str = "bm25", top_k: int = 3, parts: ArticleParts = ArticleParts(), seed: int = 0
+  ):
+    """Raises ValueError if a split gets no article, and for a task without gold passages."""
+    self._task, self._top_k, self._seed = task, top_k, seed
+    examples = [task[index] for index in range(len(task))]
+    self._gold = [[(d["title"], d.get("content", "")) for d in example.get("gold", ())] for example in examples]
+    if not any(self._gold):
+      raise ValueError(f"{task.name} names no gold passages: there is no corpus to search")
+    context = [(d["title"], d.get("content", "")) for example in examples for d in example.get("context", ())]
+    texts = [text for text in dict.fromkeys([*context, *(text for gold in self._gold for text in gold)]) if text[1]]
+    self._ids = {text: str(number) for number, text in enumerate(texts)}
+    self._retriever = create(retriever)
+    self._retriever.add_documents(Document(id, *text) for text, id in self._ids.items())
+    titles = sorted({gold[0][0] for gold in self._gold if gold})
+    if len(titles) < len(SPLITS):
+      raise ValueError(f"{len(titles)} articles cannot be split into {', '.join(SPLITS)}")
+    ends = np.round(np.cumsum([parts.train, parts.valid]) * len(titles)).astype(int)
+    order = self._rng(SPLIT).permutation(len(titles))
+    split_of = {titles[at]: SPLITS[int(np.searchsorted(ends, place, side="right"))] for place, at in enumerate(order)}
+    rows = [i for i in self._rng(SPLIT, 1).permutation(len(examples)) if self._gold[i]]
+    self._parts = {split: [int(i) for i in rows if split_of[self._gold[i][0][0]] == split] for split in SPLITS}
+    if empty := [split for split, part in self._parts.items() if not part]:
+      raise ValueError(f"the split {empty[0]} has no question: give it a larger share of {len(titles)} articles")
+
+  def size(self, split: str) -> int:
+    """Return the number of questions of a split."""
+    return len(self._parts[split])
+
+  def questions(self, split: str, n: int, condition: str) -> Task:
+    """Return the first `n` questions of a split, or all if there are fewer, under a condition.
+
+    `plain` writes the retrieved passages into the question as text, for models that do not know our tokens.
+    """
+    rows = self._parts[split]
+    kind = "gold" if condition == "gold" else "plain" if condition == "plain" else "retrieved"
+    make = lambda row: self._conversation(row, self._found(row) if kind != "gold" else self._gold[row], kind == "plain")
+    task = Task(f"articles_{split}", rows, make, _exact, _f1)
+    if condition in ("none", "shuffled"):
+      task = show(task, condition, len(rows) // 2)  # type: ignore[arg-type]
+    return task[:n]
+
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
+
+    An answer is trained on only beside its passage, which is added where it was not found. From the share
+    `unanswerable` of the questions it is taken away: the answer is UNKNOWN.
+    """
+    epochs = ShuffledEpochs(self._parts["train"], self._seed, EPOCHS)
+
+    def make(index: int) -> Conversation:
+      rng, row = self._rng(SHOWN, index), epochs[index]
+      found, gold = self._found(row), self._gold[row]
+      is_known = bool(self._task[row]["answers"]) and rng.random() >= unanswerable
+      others = [text for text in found if text not in gold]
+      if is_known:
+        found = [*gold, *others][: max(self._top_k, len(gold))]
+      elif self._task[row]["answers"]:
+        found = others
+      texts = [found[i] for i in rng.permutation(len(found))]
+      return self._conversation(row, texts, answer=None if is_known else UNKNOWN)
+
+    return show(Task("articles_train", range(ENDLESS), make, _exact, _f1), shown, self.size("train") // 2)
+
+  def _conversation(
+    self, row: int, texts: Sequence[tuple[str, str]], plain: bool = False, answer: str | None = None
+  ) -> dict[str, Any]:
+    example = self._task[row]
+    documents = [{"title": title, "content": content} for title, content in texts]
+    question = example["question"]
+    answer = answer or (example["answers"][0] if example["answers"] else UNKNOWN)
+    if plain:
+      listed = [f"(Title: {title}) {content}" for title, content in texts]
+      question, documents = prompt(DocumentQuestion(question, (), "", ()), listed), []
+    made = create_rag_training_example(question, answer, documents, system=None if plain else INSTRUCTION)
+    return {**made, "id": example["id"], "answers": example["answers"]}
+
+  @cached_property
+  def _by_question(self) -> dict[int, list[tuple[str, str]]]:
+    """The passages that the retriever finds for each question, one more than are shown."""
+    asked = [self._task[row]["question"] for row in range(len(self._task))]
+    texts = list(self._ids)
+    found = self._retriever.retrieve_batch(asked, self._top_k + 1)
+    return {row: [texts[int(document.id)] for document in documents] for row, documents in enumerate(found)}
+
+  def _found(self, row: int) -> list[tuple[str, str]]:
+    return self._by_question[row][: self._top_k]
+
+  def _rng(self, *stream: int) -> np.random.Generator:
+    return np.random.default_rng([self._seed, *stream])
+
+
+def _said(completion: str) -> str:
+  """Return an answer as SQuAD scores it, where not to know is the empty answer."""
+  return "" if normalize_answer(completion) == normalize_answer(UNKNOWN) else completion
+
+
+def _exact(conversation: Conversation, completion: str) -> float:
+  return exact_match(_said(completion), conversation["answers"])
+
+
+def _f1(conversation: Conversation, completion: str) -> float:
+  return squad_f1(_said(completion), conversation["answers"])

@@ -1,0 +1,101 @@
+"""Questions of files beside retrieved passages: splits by article, conditions, what is taught where nothing answers."""
+
+import numpy as np
+import pytest
+
+from selfrag_jax.tasks.articles import ArticleParts, Articles
+from selfrag_jax.tasks.countries import SPLITS, UNKNOWN
+from selfrag_jax.tasks.official import Example
+from selfrag_jax.tasks.qa import load_task
+from selfrag_jax.tasks.task import Task
+
+TOWNS = [f"Town{i}" for i in range(12)]
+FACTS = ("harbor", "tower", "market")
+
+
+def example(town, fact, has_answer):
+  passage = {"title": town, "content": f"The {fact} of {town} is called {town.lower()}{fact}."}
+  answers = (f"{town.lower()}{fact}",) if has_answer else ()
+  return Example(f"{town}-{fact}", f"How is the {fact} of {town} called?", answers, context=(passage,), gold=(passage,))
+
+
+EXAMPLES = [example(town, fact, i % 4 > 0) for i, town in enumerate(TOWNS) for fact in FACTS]
+
+
+@pytest.fixture
+def articles():
+  return Articles(Task("towns", EXAMPLES, lambda found: {"messages": [], **found._asdict()}), top_k=2)
+
+
+def shown(row):
+  found = [message["documents"] for message in row["messages"] if message["role"] == "retrieval"]
+  return [document["content"] for documents in found for document in documents]
+
+
+def test_no_article_is_in_two_splits(articles):
+  titles = {split: {row["id"].split("-")[0] for row in articles.questions(split, 99, "gold")} for split in SPLITS}
+  assert [len(titles[split]) for split in SPLITS] == [7, 1, 4]
+  assert set.union(*titles.values()) == set(TOWNS)
+  assert sum(articles.size(split) for split in SPLITS) == len(EXAMPLES)
+
+
+def test_conditions_ask_the_same_questions_beside_other_passages(articles):
+  rows = {name: list(articles.questions("test", 6, name)) for name in articles.conditions}
+  ids = [row["id"] for row in rows["gold"]]
+  assert all([row["id"] for row in of] == ids for of in rows.values())
+  for i, gold in enumerate(rows["gold"]):
+    [passage] = shown(gold)
+    assert passage in shown(rows["retrieved"][i])
+    assert len(shown(rows["retrieved"][i])) == 2
+    assert passage in rows["plain"][i]["messages"][0]["content"]
+    assert shown(rows["none"][i]) == []
+    assert passage not in shown(rows["shuffled"][i])
+    assert len(shown(rows["shuffled"][i])) == 2
+
+
+def test_no_answer_is_taught_without_its_passage(articles):
+  rows = [articles.training("retrieved", 0.25)[i] for i in range(400)]
+  said = [(row, row["messages"][-1]["content"]) for row in rows]
+  known = [(shown(row), answer) for row, answer in said if answer != UNKNOWN]
+  places = [[answer in text for text in found].index(True) for found, answer in known]
+  assert 0.4 < np.mean(places) < 0.6
+  taken = [row for row, answer in said if row["answers"] and answer == UNKNOWN]
+  assert 0.15 < len(taken) / sum(bool(row["answers"]) for row in rows) < 0.35
+  assert not any(row["answers"][0] in text for row in taken for text in shown(row))
+  epoch = {row["id"] for row in rows[: articles.size("train")]}
+  assert len(epoch) == articles.size("train")
+
+
+def test_a_passage_that_is_not_found_is_shown_in_training_but_not_in_tests(articles):
+  hidden = [found._replace(question="zzz") for found in EXAMPLES]
+  lost = Articles(Task("towns", hidden, lambda found: {"messages": [], **found._asdict()}), top_k=2)
+  assert not any(shown(row) for row in lost.questions("test", 6, "retrieved"))
+  rows = [lost.training("retrieved", 0.0)[i] for i in range(30)]
+  assert all(row["messages"][-1]["content"] in shown(row)[0] for row in rows if row["answers"])
+
+
+def test_not_to_know_is_right_where_there_is_no_answer(articles):
+  task = articles.questions("train", 99, "retrieved")
+  known, unknown = (next(row for row in task if bool(row["answers"]) is has) for has in (True, False))
+  assert task.evaluate(unknown, UNKNOWN) == task.reward(unknown, "i don't know.") == 1.0
+  assert task.evaluate(unknown, "somewhere") == task.reward(known, UNKNOWN) == 0.0
+  assert task.evaluate(known, known["answers"][0]) == 1.0
+  assert 0 < task.reward(known, f"it is {known['answers'][0]}") < 1
+
+
+def test_what_cannot_be_split_is_an_error():
+  make = lambda examples, **options: Articles(Task("towns", examples, lambda found: found._asdict()), **options)
+  with pytest.raises(ValueError, match="the split valid has no question: give it a larger share of 12 articles"):
+    make(EXAMPLES, parts=ArticleParts(0.9, 0.01, 0.09))
+  with pytest.raises(ValueError, match="1 articles cannot be split into train, valid, test"):
+    make(EXAMPLES[:3])
+  with pytest.raises(ValueError, match="towns names no gold passages"):
+    make([found._replace(gold=()) for found in EXAMPLES])
+
+
+def test_squad_is_read_and_split(shared_data):
+  articles = Articles(load_task("squad_v2", shared_data / "qa_squad_v2_dev_half", split="validation"))
+  rows = list(articles.questions("test", 200, "retrieved"))
+  answered = [row for row in rows if row["answers"]]
+  assert 0.3 < len(answered) / len(rows) < 0.7
+  assert np.mean([any(row["answers"][0] in text for text in shown(row)) for row in answered]) > 0.85
