@@ -3,9 +3,9 @@
 import dataclasses
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from selfrag_jax.checked import Checked, Share, Weight
-from selfrag_jax.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
