@@ -7,7 +7,7 @@ another question, and, in the embedded task, documents whose facts were changed:
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -44,8 +44,7 @@ from selfrag_jax.typing import Params
 class Reading(Protocol):
   """Questions beside documents. `conditions` are the ways to show documents; a task's reward is a softer score."""
 
-  @property
-  def conditions(self) -> tuple[str, ...]: ...
+  conditions: ClassVar[tuple[str, ...]]
 
   def size(self, split: str) -> int | None:
     """Return the number of questions of a split; None if they never end."""

@@ -7,7 +7,7 @@ not shown, is answered by UNKNOWN.
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Articles:
   The first `top_k` passages of `retriever` are shown, among all articles.
   """
 
-  conditions = ("retrieved", "gold", "plain", "none", "shuffled")
+  conditions: ClassVar[tuple[str, ...]] = ("retrieved", "gold", "plain", "none", "shuffled")
 
   def __init__(
     self, task: Task, *, retriever: str = "bm25", top_k: int = 3, parts: ArticleParts = ArticleParts(), seed: int = 0
@@ -114,11 +114,11 @@ class Articles:
     example = self._task[row]
     documents = [{"title": title, "content": content} for title, content in texts]
     question = example["question"]
-    answer = answer or (example["answers"][0] if example["answers"] else UNKNOWN)
+    said: str = answer or next(iter(example["answers"]), UNKNOWN)
     if plain:
       listed = [f"(Title: {title}) {content}" for title, content in texts]
       question, documents = prompt(DocumentQuestion(question, (), "", ()), listed), []
-    made = create_rag_training_example(question, answer, documents, system=None if plain else INSTRUCTION)
+    made = create_rag_training_example(question, said, documents, system=None if plain else INSTRUCTION)
     return {**made, "id": example["id"], "answers": example["answers"]}
 
   @cached_property

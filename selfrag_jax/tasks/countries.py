@@ -80,7 +80,7 @@ class Countries:
   `retriever` and `top_k` find the documents. Raises ValueError for more names than are held out.
   """
 
-  conditions: ClassVar = ("retrieved", "edited", "missing", "none", "shuffled")
+  conditions: ClassVar[tuple[str, ...]] = ("retrieved", "edited", "missing", "none", "shuffled")
   n_countries: int = 12
   retriever: str = "bm25"
   top_k: int = 5
