@@ -43,6 +43,7 @@ def main(_) -> None:
   from selfrag_jax.mesh import configure_xla
   from selfrag_jax.metrics.statistics import wilson_interval
   from selfrag_jax.storage.atomic import write_json
+  from selfrag_jax.train.alarm import AlarmConfig
   from selfrag_jax.train.loop import train
   from selfrag_jax.train.workdir import open_workdir
 
@@ -65,7 +66,7 @@ def main(_) -> None:
     for name, (bounds, kind) in EVALUATED.items():
       judge(name, "evaluates", refrag, bounds, kind)
     for name, (changes, bounds, kind) in TRAINED.items():
-      rl = dataclasses.replace(experiment.rl, **changes)
+      rl = dataclasses.replace(experiment.rl, alarm=AlarmConfig(window=0), **changes)  # a control may well collapse
       phase = experiment.rl_phase(sft, name.replace(" ", "_"), rl, **bounds)
       metadata = {**experiment.metadata, "control": {**changes, **bounds}}
       judge(name, "trains", train(phase, workdir / "controls", experiment.loop, metadata).params, bounds, kind)

@@ -105,18 +105,17 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
   try:
     main(argv)
   except Exception as error:
-    from selfrag_jax.experiments.self_rag import NotLearnedError
     from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.storage.generation import FolderError
     from selfrag_jax.storage.lock import FolderInUseError
     from selfrag_jax.textgrad import EngineError, GradientStoreError
     from selfrag_jax.train.checkpoint import CheckpointError
-    from selfrag_jax.train.loop import NonFiniteLossError
+    from selfrag_jax.train.loop import TrainingError
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
-    mendable = (ValueError, OSError, CheckpointError, NonFiniteLossError, FolderInUseError, FolderError)
-    mendable = (*mendable, EngineError, GradientStoreError, NotLearnedError, StoreError)
+    mendable = (ValueError, OSError, CheckpointError, TrainingError, FolderInUseError, FolderError)
+    mendable = (*mendable, EngineError, GradientStoreError, StoreError)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the second is XLA's error
       first = " ".join(str(error).split())[:200]
       sys.exit(f"error: not enough memory; smaller sizes, such as of a batch, take less. {first}".strip())

@@ -31,7 +31,7 @@ from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.text.registry import open_tokenizer
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
-from selfrag_jax.train.loop import LoopConfig, Phase, checkpoints, train
+from selfrag_jax.train.loop import LoopConfig, Phase, TrainingError, checkpoints, train
 from selfrag_jax.train.memory_reader import MemoryReader
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig, Rows
@@ -215,7 +215,7 @@ def _load_start(workdir: str, data: FactData | TextData, model: ModelConfig, mes
   return load_model(workdir, phase, tokenizer=data.tokenizer, model=model, mesh=mesh)
 
 
-class NotLearnedError(RuntimeError):
+class NotLearnedError(TrainingError):
   """A phase has ended with a loss that is too high for the next phase."""
 
 

@@ -11,7 +11,6 @@ from etils import epath
 
 from selfrag_jax.experiments.base import READING, find, write_report
 from selfrag_jax.experiments.documents import FilesPath
-from selfrag_jax.experiments.self_rag import NotLearnedError
 from selfrag_jax.metrics.statistics import crossed_interval
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
@@ -19,7 +18,7 @@ from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.printable import printable
-from selfrag_jax.train.loop import NonFiniteLossError
+from selfrag_jax.train.loop import TrainingError
 from selfrag_jax.train.workdir import open_workdir
 
 
@@ -127,7 +126,7 @@ def dry_run(experiment: Groups) -> None:
 def evaluate(experiment: Groups, workdir: epath.PathLike) -> dict[str, Any]:
   """Make the missing runs; write `sweep.json`, `.csv` and `.png` with the medians and ranges of each group.
 
-  A group whose kind has a figure gets it as `GROUP.png`. A run that raises NotLearnedError or NonFiniteLossError is
+  A group whose kind has a figure gets it as `GROUP.png`. A run that raises TrainingError is
   counted and does not stop the others. Reports that are there are read before the first run. Raises ValueError, naming
   the file, for a report that is damaged or of another config.
   """
@@ -166,7 +165,7 @@ def _make(run: Run, folder: epath.Path) -> dict[str, Any] | str:
   with open_workdir(folder) as held:
     try:
       (module.run if run.kind.name in READING else module.evaluate)(run.experiment, held)
-    except (NotLearnedError, NonFiniteLossError) as error:
+    except TrainingError as error:
       print(f"{folder.parent.name}/{folder.name} ended: {error}", flush=True)
       write_json(folder / ENDED, {"experiment": run.kind.name, "ended": str(error)})
       return str(error)

@@ -20,7 +20,7 @@ from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
 from selfrag_jax.train.interrupt import interrupt
 from selfrag_jax.train.state import TrainState
-from selfrag_jax.train.telemetry import Telemetry
+from selfrag_jax.train.telemetry import Telemetry, read_rows
 from selfrag_jax.typing import Params
 
 
@@ -39,7 +39,11 @@ class Preempted(SystemExit):
   """SIGTERM arrived; the state is saved, and the process ends with the configured exit code."""
 
 
-class NonFiniteLossError(FloatingPointError):
+class TrainingError(RuntimeError):
+  """A phase cannot go on, or has not learned what the next one needs; what was saved stays."""
+
+
+class NonFiniteLossError(TrainingError):
   """The loss, its gradient or the updated state is NaN or infinite; the last good checkpoint stays."""
 
 
@@ -70,6 +74,10 @@ class Phase(Protocol):
     ...
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]: ...
+
+  def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
+    """Look at the metrics of each step, also of those before a resume. Raises TrainingError to end the training."""
+    ...
 
 
 class StopSignal:
@@ -155,6 +163,9 @@ def _steps(
   if start == phase.total_steps:
     return state
   _check_followers(phase, epath.Path(workdir) / "checkpoints")
+  for row in read_rows(workdir):
+    if row["phase"] == phase.name and row["step"] <= start:
+      phase.watch(row["step"], row)
   telemetry = Telemetry(
     workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
   )
@@ -162,12 +173,12 @@ def _steps(
     pending: tuple[int, Mapping[str, Any]] | None = None
     for step, batch in enumerate(phase.batches(start), start + 1):
       state, metrics = phase.step(state, batch)
-      _log(telemetry, pending)
+      _log(phase, telemetry, pending)
       pending = (step, metrics)
       stopping = stop.at(step)
       evaluating = due(step, config.eval_every)
       if stopping or evaluating or due(step, config.checkpoint_every):
-        _log(telemetry, pending)  # before saving: a NaN must not be checkpointed
+        _log(phase, telemetry, pending)  # before saving: a NaN must not be checkpointed
         pending = None
         _require_finite(state, step)  # a NaN of this update would show only in the loss of the next step
         # also when stopping, since the resumed run starts after this step
@@ -261,7 +272,7 @@ def _all_finite(arrays: list[jax.Array]) -> list[jax.Array]:
   return [jnp.isfinite(x).all() for x in arrays]
 
 
-def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:
+def _log(phase: Phase, telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:
   if pending is None:
     return
   step, metrics = pending
@@ -272,3 +283,4 @@ def _log(telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) ->
       raise NonFiniteLossError(
         f"{name} is {values[name]} at step {step}; the last good checkpoint is kept: lower the learning rate"
       )
+  phase.watch(step, values)

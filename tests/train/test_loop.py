@@ -16,6 +16,7 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train import checkpoint
+from selfrag_jax.train.alarm import CollapseError
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
@@ -57,6 +58,9 @@ class Walk:
 
   def evaluate(self, state):
     return {"score": -abs(int(state.step) - 4)}  # best at step 4
+
+  def watch(self, step, metrics):
+    pass
 
 
 def config(**overrides):
@@ -105,6 +109,29 @@ def test_a_run_that_crashed_ends_like_one_that_did_not(tmp_path, uninterrupted, 
   with pytest.raises(KeyboardInterrupt):
     train(Walk(on_step=fail), tmp_path, config(), METADATA)
   assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
+class Watched(Walk):
+  """A walk that notes what it is shown, and ends at a step."""
+
+  def __init__(self, end=None):
+    super().__init__()
+    self.seen, self.end = [], end
+
+  def watch(self, step, metrics):
+    if "loss" in metrics:
+      self.seen.append((step, metrics["loss"]))
+    if step == self.end:
+      raise CollapseError("the policy has collapsed")
+
+
+def test_a_phase_watches_every_step_and_a_resumed_one_those_before_it(tmp_path, uninterrupted):
+  with pytest.raises(CollapseError, match="the policy has collapsed"):
+    train(Watched(end=7), tmp_path, config(), METADATA)
+  assert saved_steps(tmp_path)[-1] == 6  # the step that ended it is not saved
+  resumed = Watched()
+  assert_same_run(tmp_path, train(resumed, tmp_path, config(), METADATA), uninterrupted)
+  assert resumed.seen == [(row["step"], row["loss"]) for row in uninterrupted[1] if "loss" in row]
 
 
 # 5 falls between the checkpoints, 8 on an evaluation, 12 is the last step

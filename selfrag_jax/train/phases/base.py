@@ -106,6 +106,9 @@ class GradientPhase(abc.ABC):
     """Score the parameters of a state."""
     return self._evaluate(state.params)
 
+  def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
+    """Look at the metrics of a step; raise TrainingError to end the training."""
+
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step for the devices of the mesh, which need not exist."""
     return {"update": self._lower_update(self.batch(0))}

@@ -21,6 +21,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
+from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
@@ -43,6 +44,7 @@ class RLConfig(Checked):
   accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
   reward: RewardConfig = RewardConfig()
+  alarm: AlarmConfig = AlarmConfig()
   # causal controls: the reward is drawn at random, or computed from the answers of another question
   control: Literal["none", "random_reward", "permuted"] = "none"
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -91,6 +93,7 @@ class Refrag(GradientPhase):
     super().__init__(name, partial(init_params, model), config, **start)
     self._model = model
     self._runner, self._config, self._rollout = runner, config, rollout
+    self._alarm = CollapseAlarm(config.alarm)
     self._reference = (start["params"],) if config.kl_weight else ()
 
   def batch(self, step: int) -> SearchBatch:
@@ -109,7 +112,12 @@ class Refrag(GradientPhase):
     columns = self._on_mesh((advantage.reshape(-1), np.repeat(kept, repeats)))
     state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
+    means |= _likelihood(episodes.host, scores.exact_match)
     return state, {**metrics, **means, "tokens": self._count_tokens(episodes.host)}
+
+  def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
+    """Raise CollapseError if the policy has collapsed."""
+    self._alarm.watch(step, metrics)
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not exist."""
@@ -150,6 +158,12 @@ class Refrag(GradientPhase):
       kl_weight=self._config.kl_weight,
       reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
     )
+
+
+def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:
+  """Return the mean log-probability of a sampled token of the rollouts that answer right; nothing if none does."""
+  counted = rollout.sampled & (exact_match > 0)[:, None]
+  return {"right_log_prob": float(rollout.log_probs[counted].mean())} if counted.any() else {}
 
 
 def _experience(rollout: Rollout, advantages: Any, kept: Any) -> Experience:

@@ -1,0 +1,59 @@
+"""The alarm of reinforcement: it fires on collapses and not on learning, and a resumed run remembers."""
+
+import numpy as np
+import pytest
+
+from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm, CollapseError
+
+CONFIG = AlarmConfig(window=5)
+GOOD = {"exact_match": 0.8, "valid": 0.95, "searches": 2.0, "right_log_prob": -0.2, "surprise": 0.3}
+
+
+def watch(alarm, rows):
+  for step, row in enumerate(rows, 1):
+    alarm.watch(step, row)
+
+
+def learning(n):
+  """Metrics of a run that learns, with noise."""
+  rng = np.random.default_rng(0)
+  for i in range(n):
+    share = min(1.0, i / 40)
+    yield {
+      "exact_match": np.clip(0.05 + 0.9 * share + rng.normal(0, 0.03), 0, 1),
+      "valid": np.clip(0.85 + 0.15 * share + rng.normal(0, 0.03), 0, 1),
+      "searches": 1.9 + rng.normal(0, 0.05),
+      "right_log_prob": -0.5 + 0.4 * share + rng.normal(0, 0.05),
+      "surprise": 0.5 - 0.4 * share + rng.normal(0, 0.03),
+    }
+
+
+def test_learning_does_not_set_it_off():
+  watch(CollapseAlarm(CONFIG), learning(200))
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "said"),
+  [
+    ("exact_match", 0.3, r"exact_match was 0\.8 over 5 steps and is 0\.3"),
+    ("valid", 0.1, "valid was"),
+    ("searches", 0.5, "searches was"),
+    ("right_log_prob", -2.0, r"right_log_prob was -0\.2 over 5 steps and is -2 at step 15"),
+    ("surprise", 3.0, r"surprise was 0\.3 over 5 steps and is"),
+  ],
+)
+def test_a_collapse_sets_it_off(name, value, said):
+  with pytest.raises(CollapseError, match=said):
+    watch(CollapseAlarm(CONFIG), [GOOD] * 10 + [{**GOOD, name: value}] * 10)
+  watch(CollapseAlarm(AlarmConfig(window=0)), [GOOD, {**GOOD, name: value}] * 10)
+
+
+def test_one_bad_step_and_chance_do_not_set_it_off():
+  watch(CollapseAlarm(CONFIG), [GOOD] * 10 + [{**GOOD, "valid": 0.0}] + [GOOD] * 10)
+  chance = [{**GOOD, "exact_match": 0.1}] * 10 + [{**GOOD, "exact_match": 0.01}] * 10
+  watch(CollapseAlarm(CONFIG), chance)
+
+
+def test_steps_without_a_right_rollout_say_nothing_of_their_likelihood():
+  silent = {name: value for name, value in GOOD.items() if name != "right_log_prob"}
+  watch(CollapseAlarm(CONFIG), [GOOD] * 10 + [silent, {**GOOD, "right_log_prob": None}] * 20)
