@@ -210,7 +210,7 @@ def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _S
   return _State(
     tokens=tokens.at[:, :time].set(jnp.where(real, prompts_BxT, policy.control.pad)),
     sampled=jnp.zeros((batch, size), bool),
-    log_probs=jnp.zeros((batch, size), jnp.float32),
+    log_probs=jnp.zeros((batch, size), jnp.promote_types(policy.model.dtype, jnp.float32)),
     cache=cache,
     hidden=last_entries(hidden, lengths_B, jnp),
     status=zeros,
@@ -254,7 +254,7 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
     state = state.replace(
       tokens=_write(state.tokens, position, token[:, None]),
       sampled=_write(state.sampled, position, ~forced[:, None]),
-      log_probs=_write(state.log_probs, position, log_prob[:, None].astype(jnp.float32)),
+      log_probs=_write(state.log_probs, position, log_prob[:, None].astype(state.log_probs.dtype)),
       cache=cache,
       hidden=jnp.where(running[:, None], hidden[:, 0], state.hidden),
       status=jnp.where(running, status, state.status),

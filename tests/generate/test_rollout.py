@@ -1,5 +1,6 @@
 """Rollouts: the compiled program writes the tokens of the chat format, masks sampled ones, and equals the host mode."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -182,15 +183,23 @@ def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
   assert min(seen.values()) > 0, seen
 
 
-def test_log_probs_are_those_of_the_full_forward():
-  p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), biases=SEARCHY)
-  r = device_rollout(p)
-  segments = (np.arange(r.tokens.shape[1])[None] < r.lengths[:, None]).astype(np.int32)
-  again = jax.jit(lambda params: sequence_log_probs(p.model, params, r.tokens, segments, temperature=0.7, chunk=16))(
-    p.params
-  )
-  np.testing.assert_allclose(np.asarray(again)[r.sampled], r.log_probs[r.sampled], atol=1e-4)
-  assert r.sampled.sum() > 50
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("float64", 1e-10)])
+@pytest.mark.parametrize("pattern", ["TT", "MM", "TM"])
+def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
+  """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens."""
+  with jax.enable_x64(dtype == "float64"):
+    p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), pattern, SEARCHY)
+    model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), p.params)
+    r = device_rollout(Policy(model, params, p.config, p.control))
+    segments = (np.arange(r.tokens.shape[1])[None] < r.lengths[:, None]).astype(np.int32)
+    again = jax.jit(lambda params: sequence_log_probs(model, params, r.tokens, segments, temperature=0.7, chunk=16))
+    gap = np.abs(np.asarray(again(params)) - r.log_probs)[r.sampled]
+    assert r.log_probs.dtype == dtype
+    assert gap.max() <= most
+    after = np.roll(~r.sampled, 1, axis=1) & r.sampled  # the first of each turn, after documents or forced tokens
+    assert after.sum() > 10
+    assert r.sampled.sum() > 50
 
 
 def test_lengths_are_bounded_and_long_turns_are_closed_by_force():
