@@ -20,8 +20,8 @@ from heapq import nlargest
 from itertools import pairwise
 from typing import NamedTuple
 
+from selfrag_jax.metrics.english import Sentence, Word, index_words, read_passage, read_words
 from selfrag_jax.metrics.sentences import split_words
-from selfrag_jax.metrics.words import Sentence, Word, index_words, read_passage, read_words
 
 THRESHOLD = 0.5  # a claim that scores at least this is called supported
 CANDIDATES = 3  # sentences that are compared with a claim
