@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from selfrag_jax.aot import print_plan
 from selfrag_jax.checked import Checked, Count, Range, Seed, Share
 from selfrag_jax.experiments import base
+from selfrag_jax.experiments.rollout_examples import write_examples
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
@@ -240,7 +241,7 @@ CONDITIONS = {
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train all phases, each from its newest checkpoint, then evaluate; write `report.json`, `.csv` and `.png`.
+  """Train all phases, each from its newest checkpoint, then evaluate; write `report.json`, `.csv`, `.png` and `.html`.
 
   `config.json` is written beside them: until then the checkpoints hold the config.
   """
@@ -257,7 +258,11 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   started = time.monotonic() - seconds_spent(workdir)
   base.announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
-    report = summarize(experiment, evaluate_all(experiment, _policies(experiment, take)))
+    policies = _policies(experiment, take)
+    report = summarize(experiment, evaluate_all(experiment, policies))
+    shown = {"before reinforcement": policies["sft"], "after": policies["rl"]}
+    bounds, rl, batch = experiment.rollout, experiment.rl, experiment.evaluation.batch_size
+    write_examples(workdir / "report.html", experiment.runner, shown, bounds, rl, batch)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   figures.em_over_steps(workdir, report)
   base.write_report(workdir, "report", report, as_rows(report), experiment.config)

@@ -6,6 +6,7 @@ answers `Mulder`, or `Rhine` at times when it samples. So every figure of the re
 
 import csv
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -194,6 +195,10 @@ def test_the_report_says_what_the_policy_does(experiment, workdir):
 
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):
   assert (workdir / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
+  page = (workdir / "report.html").read_text()
+  assert page.count("<section") == page.count("right: ") > 0
+  assert "before reinforcement</b>" in page
+  assert re.search(r"after, sampled</b> <span class=meta>advantage [+-]\d\.\d\d, reward \d\.\d\d", page)
   saved = json.loads((workdir / "config.json").read_text())
   assert saved == json.loads(json.dumps({name: value for name, value in config.items() if name != "workdir"}))
 
