@@ -239,8 +239,8 @@ def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Seque
 
 
 def short(name: str) -> str:
-  """Return the name of a report's number as words, without the section of the number."""
-  return name.split(".", 1)[-1].replace(".", " ").replace("_", " ")
+  """Return the name of a report's number as words, without the section that all numbers beside it have."""
+  return name.removeprefix("conditions.").removeprefix("em.").replace(".", " ").replace("_", " ")
 
 
 def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
