@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 
 def tiny(get_config, variant="kv", **changes):
   config = get_config(variant)
-  config.mesh = (8, 1, 1)
+  config.mesh.data = 8
   config.model.update(TINY)
   config.self_rag.update(top_k=4)
   for name in ("pairs", "pretrain"):

@@ -99,13 +99,13 @@ def test_the_command_writes_report_table_and_figure(tmp_path):
   for extra in ("bm25.ndcg", "bm25.config", "extra"):
     with pytest.raises(jsonschema.ValidationError):
       jsonschema.validate({**report, extra: 0.5}, schema)
-  for name in ("bm25", "simple", "token_bag"):
+  for name in ("bm25", "bm25_twice", "simple", "token_bag"):
     for metric in ("ndcg@10", "recall@1", "recall@5", "recall@10", "mrr@10", "all_gold@10", "ms_per_query"):
       assert isinstance(report[f"{name}.{metric}"], float)
     low, high = report[f"{name}.ndcg@10_interval"]
     assert low <= report[f"{name}.ndcg@10"] <= high
   rows = list(csv.DictReader((tmp_path / "retrieval.csv").open()))
-  assert [row["retriever"] for row in rows] == ["bm25", "simple", "token_bag"]
+  assert [row["retriever"] for row in rows] == ["bm25", "bm25_twice", "simple", "token_bag"]
   assert float(rows[0]["ndcg@10"]) == pytest.approx(report["bm25.ndcg@10"], abs=1e-6)
   assert (tmp_path / "retrieval.png").read_bytes().startswith(b"\x89PNG")
   assert "bm25" in ended.stdout
@@ -127,7 +127,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     ([f"--data={EXAMPLE}", "--config.queries=5", "--max=bm25.ndcg@10=0.01"], 1, "missed: bm25.ndcg@10 is"),
     ([f"--data={EXAMPLE}", "--config.queries=5", "--max=bm26.ndcg@10=1"], 2, "error: --max: the report has no bm26"),
     (["--max=x"], 2, "error: --max=x: write NAME=VALUE"),
-    ([f"--data={EXAMPLE}", "--config.baseline=bm26"], 2, "config.baseline is 'bm26'; one of bm25, simple, token_bag"),
+    ([f"--data={EXAMPLE}", "--config.baseline=bm26"], 2, "config.baseline is 'bm26'; one of bm25, bm25_twice, simple"),
     ([], 2, "config.data.path is empty; give a BEIR folder"),
     (["--data=nowhere"], 2, "corpus.jsonl does not exist; a BEIR folder has"),
     ([f"--data={EXAMPLE}", "--config.retrievers.bm25.k2=1"], 2, "unknown key"),

@@ -199,7 +199,7 @@ def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
     assert gap.max() <= most
     after = np.roll(~r.sampled, 1, axis=1) & r.sampled  # the first of each turn, after documents or forced tokens
     assert after.sum() > 10
-    assert r.sampled.sum() > 50
+    assert r.sampled.sum() > 40
 
 
 def test_lengths_are_bounded_and_long_turns_are_closed_by_force():
