@@ -3,7 +3,7 @@
   python launch/train.py --config=configs/rerank.py --config.data.path=FOLDER   trains, then compares
   python launch/eval.py --config=configs/rerank.py --data=FOLDER                compares again, from the checkpoints
 
-On half of SQuAD's development set it took two hours on one CPU core beside other work, the comparison 45 minutes of it;
+On half of SQuAD's development set it took two hours on one CPU core beside other work, the comparison 50 minutes of it;
 nDCG@10 on held-out articles is 0.905 for BM25, 0.868 and 0.882 for the cross-encoder alone (seeds 0 and 1), and 0.920
 and 0.919 for both scores.
 The folder has the layout of BEIR; without a folder `qrels`, its titles are split into training, validation and test.

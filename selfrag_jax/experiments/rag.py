@@ -23,10 +23,11 @@ from selfrag_jax.metrics.statistics import bootstrap_interval, wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.storage.atomic import write_bytes_atomic
-from selfrag_jax.tasks.articles import ArticleParts, Articles
+from selfrag_jax.tasks.articles import Articles
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.rag import Shown
@@ -78,7 +79,7 @@ class ArticlesData(Checked):
   split: str = "validation"  # of the official files; the experiment makes its own parts
   retriever: str = "bm25"
   top_k: Count = 3
-  parts: ArticleParts = ArticleParts()
+  parts: TitleParts = TitleParts()
   seed: Seed = 0
 
 
@@ -323,9 +324,11 @@ def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, Scores]]
 def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
   policies = [*([] if experiment.base_params is None else ["base"]), *experiment.phases()]
-  has_answer = np.array([True, isinstance(experiment.reading, Countries)])  # files may have questions without answers
-  nothing = Scores(np.zeros(2), np.zeros(2), has_answer)
-  found = summarize(experiment, dict.fromkeys(policies, dict.fromkeys(experiment.reading.conditions, nothing)))
+  conditions = experiment.reading.conditions
+  asked = experiment.reading.questions("test", experiment.evaluation.final, conditions[0])
+  has_answer = np.array([bool(row["answers"]) for row in asked])
+  nothing = Scores(np.zeros(len(asked)), np.zeros(len(asked)), has_answer)
+  found = summarize(experiment, dict.fromkeys(policies, dict.fromkeys(conditions, nothing)))
   return set(numbers(found)) | {"wall_seconds"}
 
 

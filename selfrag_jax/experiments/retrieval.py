@@ -10,14 +10,14 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
-from selfrag_jax.checked import Checked, Count, Natural, Positive, Seed
+from selfrag_jax.checked import Checked, Count, Natural, Seed
 from selfrag_jax.encoders.cached import CorpusEncoder
 from selfrag_jax.experiments import base
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
-from selfrag_jax.retrieval.beir import Judged, read_beir, split_by_title
+from selfrag_jax.retrieval.beir import Judged, TitleParts, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import FUNCTION
 from selfrag_jax.retrieval.document import Document
@@ -36,20 +36,11 @@ class JudgedSplit(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts(Checked):
-  """The share of a collection's titles in each part."""
-
-  train: Positive = 0.5
-  valid: Positive = 0.1
-  test: Positive = 0.4
-
-
-@dataclasses.dataclass(frozen=True)
 class JudgedTitles(Checked):
   """A judged collection whose titles are split into parts by a seed."""
 
   path: str = ""
-  parts: Parts = Parts()
+  parts: TitleParts = TitleParts()
   seed: Seed = 0
 
 

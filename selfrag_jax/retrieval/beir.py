@@ -5,6 +5,7 @@ queries.jsonl                     lines of {_id, text}
 qrels.tsv or qrels/SPLIT.tsv      query-id, corpus-id and score, below one line of headings
 """
 
+import dataclasses
 import math
 import reprlib
 from collections.abc import Collection, Mapping
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from selfrag_jax.checked import Checked, Positive
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.storage.json_lines import read_jsonl, read_lines
 
@@ -113,24 +115,42 @@ def _judgement(line: str) -> tuple[str, str, float] | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class TitleParts(Checked):
+  """The share of a collection's titles in each part, relative to the others."""
+
+  train: Positive = 0.5
+  valid: Positive = 0.1
+  test: Positive = 0.4
+
+
+def deal_titles(titles: Collection[str], parts: Mapping[str, float], seed: int = 0) -> dict[str, list[str]]:
+  """Deal titles to named parts of about the given relative sizes, in the order of the parts' names.
+
+  So the order of a mapping, which a config may change, decides nothing. Raises ValueError for fewer titles than parts.
+  """
+  if len(titles) < len(parts):
+    raise ValueError(f"{len(titles)} titles cannot be split into {len(parts)} parts; titles are what is dealt")
+  ordered = sorted(titles)
+  shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
+  names = sorted(parts)
+  shares = np.cumsum([parts[name] for name in names])
+  ends = np.clip(np.round(shares / shares[-1] * len(shuffled)).astype(int), np.arange(len(parts)) + 1, None)
+  dealt = {name: shuffled[start:end] for name, start, end in zip(names, [0, *ends], ends, strict=False)}
+  return {name: dealt[name] for name in parts}
+
+
 def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> dict[str, Judged]:
   """Split a collection by title into named parts of about the given relative sizes; a query goes with its documents.
 
   All documents of a title are in one part, so no part says anything about a subject of another part. Queries whose
-  documents are in several parts are left out. Titles are dealt in the order of the parts' names, so that the order of a
-  mapping, which a config may change, decides nothing. Raises ValueError for fewer titles than parts.
+  documents are in several parts are left out. Raises ValueError for fewer titles than parts.
   """
-  titles = sorted({document.title for document in data.documents})
-  if len(titles) < len(parts):
-    raise ValueError(f"{len(titles)} titles cannot be split into {len(parts)} parts; titles are what is dealt")
-  titles = [titles[i] for i in np.random.default_rng(seed).permutation(len(titles))]
-  names = sorted(parts)
-  shares = np.cumsum([parts[name] for name in names])
-  ends = np.clip(np.round(shares / shares[-1] * len(titles)).astype(int), np.arange(len(parts)) + 1, None)
-  found, start = {}, 0
-  for name, end in zip(names, ends, strict=True):
-    documents = [document for document in data.documents if document.title in set(titles[start:end])]
+  found = {}
+  for name, titles in deal_titles({document.title for document in data.documents}, parts, seed).items():
+    kept = set(titles)
+    documents = [document for document in data.documents if document.title in kept]
     ids = {document.id for document in documents}
     inside = [query for query, grades in data.qrels.items() if grades.keys() <= ids]
-    found[name], start = data._replace(documents=documents).only(inside), end
-  return {name: found[name] for name in parts}
+    found[name] = data._replace(documents=documents).only(inside)
+  return found

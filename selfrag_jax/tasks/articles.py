@@ -4,20 +4,19 @@ The corpus is made of all passages of the file. Answers are short; a question th
 not shown, is answered by UNKNOWN.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from selfrag_jax.checked import Checked, Share
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
 from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.beir import TitleParts, deal_titles
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.tasks.countries import ENDLESS, SPLITS, UNKNOWN
+from selfrag_jax.tasks.countries import ENDLESS, UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
-from selfrag_jax.tasks.rag import Shown, show
+from selfrag_jax.tasks.rag import Shown
 from selfrag_jax.tasks.search_task import ShuffledEpochs
 from selfrag_jax.tasks.task import Conversation, Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
@@ -25,14 +24,7 @@ from selfrag_jax.text.rag_prompts import create_rag_training_example
 INSTRUCTION = f"Answer the question in a few words with what the documents say. If they do not say it: {UNKNOWN}"
 SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
 
-
-@dataclasses.dataclass(frozen=True)
-class ArticleParts(Checked):
-  """The share of the articles in each split; what is left over belongs to the last."""
-
-  train: Share = 0.6
-  valid: Share = 0.1
-  test: Share = 0.3
+PARTS = TitleParts()
 
 
 class Articles:
@@ -44,10 +36,8 @@ class Articles:
 
   conditions: ClassVar[tuple[str, ...]] = ("retrieved", "gold", "plain", "none", "shuffled")
 
-  def __init__(
-    self, task: Task, *, retriever: str = "bm25", top_k: int = 3, parts: ArticleParts = ArticleParts(), seed: int = 0
-  ):
-    """Raises ValueError if a split gets no article, and for a task without gold passages."""
+  def __init__(self, task: Task, *, retriever: str = "bm25", top_k: int = 3, parts: TitleParts = PARTS, seed: int = 0):
+    """Raises ValueError if a split gets no question with an answer, and for a task without gold passages."""
     self._task, self._top_k, self._seed = task, top_k, seed
     examples = [task[index] for index in range(len(task))]
     self._gold = [[(d["title"], d.get("content", "")) for d in example.get("gold", ())] for example in examples]
@@ -58,16 +48,13 @@ class Articles:
     self._ids = {text: str(number) for number, text in enumerate(texts)}
     self._retriever = create(retriever)
     self._retriever.add_documents(Document(id, *text) for text, id in self._ids.items())
-    titles = sorted({gold[0][0] for gold in self._gold if gold})
-    if len(titles) < len(SPLITS):
-      raise ValueError(f"{len(titles)} articles cannot be split into {', '.join(SPLITS)}")
-    ends = np.round(np.cumsum([parts.train, parts.valid]) * len(titles)).astype(int)
-    order = self._rng(SPLIT).permutation(len(titles))
-    split_of = {titles[at]: SPLITS[int(np.searchsorted(ends, place, side="right"))] for place, at in enumerate(order)}
-    rows = [i for i in self._rng(SPLIT, 1).permutation(len(examples)) if self._gold[i]]
-    self._parts = {split: [int(i) for i in rows if split_of[self._gold[i][0][0]] == split] for split in SPLITS}
-    if empty := [split for split, part in self._parts.items() if not part]:
-      raise ValueError(f"the split {empty[0]} has no question: give it a larger share of {len(titles)} articles")
+    dealt = deal_titles({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
+    split_of = {title: split for split, titles in dealt.items() for title in titles}
+    self._rows = rows = [int(i) for i in self._rng(SPLIT).permutation(len(examples)) if self._gold[i]]
+    self._places = {row: place for place, row in enumerate(rows)}
+    self._parts = {split: [i for i in rows if split_of[self._gold[i][0][0]] == split] for split in dealt}
+    if empty := [split for split, part in self._parts.items() if not any(examples[i]["answers"] for i in part)]:
+      raise ValueError(f"the split {empty[0]} has no question with an answer: give it a larger share of the articles")
 
   def size(self, split: str) -> int:
     """Return the number of questions of a split."""
@@ -76,15 +63,13 @@ class Articles:
   def questions(self, split: str, n: int, condition: str) -> Task:
     """Return the first `n` questions of a split, or all if there are fewer, under a condition.
 
-    `plain` writes the retrieved passages into the question as text, for models that do not know our tokens.
+    `plain` writes the retrieved passages into the question as text, for models that do not know our tokens; `shuffled`
+    shows those of a question about another article.
     """
-    rows = self._parts[split]
-    kind = "gold" if condition == "gold" else "plain" if condition == "plain" else "retrieved"
-    make = lambda row: self._conversation(row, self._found(row) if kind != "gold" else self._gold[row], kind == "plain")
-    task = Task(f"articles_{split}", rows, make, _exact, _f1)
-    if condition in ("none", "shuffled"):
-      task = show(task, condition, len(rows) // 2)  # type: ignore[arg-type]
-    return task[:n]
+    passages = {"gold": self._gold.__getitem__, "none": lambda row: (), "shuffled": self._of_another_article}
+    texts, is_plain = passages.get(condition, self._found), condition == "plain"
+    make = lambda row: self._conversation(row, texts(row), is_plain)
+    return Task(f"articles_{split}", self._parts[split][:n], make, _exact, _f1)
 
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
@@ -99,14 +84,18 @@ class Articles:
       found, gold = self._found(row), self._gold[row]
       is_known = bool(self._task[row]["answers"]) and rng.random() >= unanswerable
       others = [text for text in found if text not in gold]
-      if is_known:
+      if shown == "none":
+        found = []
+      elif shown == "shuffled":
+        found = self._of_another_article(row)
+      elif is_known:
         found = [*gold, *others][: max(self._top_k, len(gold))]
       elif self._task[row]["answers"]:
         found = others
       texts = [found[i] for i in rng.permutation(len(found))]
       return self._conversation(row, texts, answer=None if is_known else UNKNOWN)
 
-    return show(Task("articles_train", range(ENDLESS), make, _exact, _f1), shown, self.size("train") // 2)
+    return Task(f"articles_train_{shown}", range(ENDLESS), make, _exact, _f1)
 
   def _conversation(
     self, row: int, texts: Sequence[tuple[str, str]], plain: bool = False, answer: str | None = None
@@ -131,6 +120,13 @@ class Articles:
 
   def _found(self, row: int) -> list[tuple[str, str]]:
     return self._by_question[row][: self._top_k]
+
+  def _of_another_article(self, row: int) -> list[tuple[str, str]]:
+    """Return what was found for the next question, half of all further on, whose passages are not those of this one."""
+    n, gold = len(self._rows), set(self._gold[row])
+    others = (self._rows[(self._places[row] + n // 2 + i) % n] for i in range(n))
+    title = lambda row: self._gold[row][0][0]
+    return next(self._found(o) for o in others if title(o) != title(row) and not gold & set(self._found(o)))
 
   def _rng(self, *stream: int) -> np.random.Generator:
     return np.random.default_rng([self._seed, *stream])

@@ -17,7 +17,7 @@ import numpy as np
 from selfrag_jax.metrics.answers import exact_match
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST
+from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST, SPLITS
 from selfrag_jax.tasks.rag import Shown, show
 from selfrag_jax.tasks.task import Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
@@ -25,7 +25,6 @@ from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
-SPLITS = ("train", "valid", "test")
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 

@@ -54,6 +54,11 @@ class Parts(Checked):
   valid: Share = 0.1
   test: Share = 0.3
 
+  def __post_init__(self):
+    super().__post_init__()
+    if not np.isclose(sum(vars(self).values()), 1):
+      raise ValueError(f"the shares {vars(self)} must add up to 1")
+
 
 class PassageSearch:
   """Questions that share one corpus, split by a seed into disjoint parts.
@@ -210,9 +215,9 @@ class PassageSearch:
     shuffled = [kept[i] for i in self._rng(SPLIT_STREAM).permutation(len(kept))]
     parts = [shuffled[start:end] for start, end in pairwise([0, *ends, len(kept)])]
     # the answer of a random demonstration comes from another question
-    if not np.isclose(sum(ratios.values()), 1) or len(parts[0]) < 2 or not all(parts):
+    if len(parts[0]) < 2 or not all(parts):
       raise ValueError(
-        f"{len(kept)} questions cannot be split by {ratios}, which must add up to 1 and leave 2 for sft and 1 for each "
+        f"{len(kept)} questions cannot be split by {ratios}, which must leave 2 for sft and 1 for each "
         f"of train, valid and test; {self.dropped_questions} more had prompts longer than prompt_tokens = "
         f"{self.prompt_tokens}"
       )

@@ -188,7 +188,7 @@ def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
 def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
   """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens."""
   with jax.enable_x64(dtype == "float64"):
-    p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), pattern, SEARCHY)
+    p = policy(RolloutConfig(3, 1, 6, 4, SamplingConfig(0.7)), pattern, SEARCHY)
     model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), p.params)
     r = device_rollout(Policy(model, params, p.config, p.control))
@@ -199,7 +199,7 @@ def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
     assert gap.max() <= most
     after = np.roll(~r.sampled, 1, axis=1) & r.sampled  # the first of each turn, after documents or forced tokens
     assert after.sum() > 10
-    assert r.sampled.sum() > 40
+    assert r.sampled.sum() > 50
 
 
 def test_lengths_are_bounded_and_long_turns_are_closed_by_force():

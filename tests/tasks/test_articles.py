@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.articles import ArticleParts, Articles
-from selfrag_jax.tasks.countries import SPLITS, UNKNOWN
+from selfrag_jax.tasks.articles import Articles
+from selfrag_jax.tasks.countries import UNKNOWN
+from selfrag_jax.tasks.facts import SPLITS
 from selfrag_jax.tasks.official import Example
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.task import Task
@@ -34,7 +35,7 @@ def shown(row):
 
 def test_no_article_is_in_two_splits(articles):
   titles = {split: {row["id"].split("-")[0] for row in articles.questions(split, 99, "gold")} for split in SPLITS}
-  assert [len(titles[split]) for split in SPLITS] == [7, 1, 4]
+  assert [len(titles[split]) for split in SPLITS] == [6, 1, 5]
   assert set.union(*titles.values()) == set(TOWNS)
   assert sum(articles.size(split) for split in SPLITS) == len(EXAMPLES)
 
@@ -51,6 +52,8 @@ def test_conditions_ask_the_same_questions_beside_other_passages(articles):
     assert shown(rows["none"][i]) == []
     assert passage not in shown(rows["shuffled"][i])
     assert len(shown(rows["shuffled"][i])) == 2
+  for row in articles.training("shuffled", 0.0)[:100]:
+    assert f"{row['id'].replace('-', '').lower()}." not in " ".join(shown(row))
 
 
 def test_no_answer_is_taught_without_its_passage(articles):
@@ -84,10 +87,11 @@ def test_not_to_know_is_right_where_there_is_no_answer(articles):
 
 
 def test_what_cannot_be_split_is_an_error():
-  make = lambda examples, **options: Articles(Task("towns", examples, lambda found: found._asdict()), **options)
-  with pytest.raises(ValueError, match="the split valid has no question: give it a larger share of 12 articles"):
-    make(EXAMPLES, parts=ArticleParts(0.9, 0.01, 0.09))
-  with pytest.raises(ValueError, match="1 articles cannot be split into train, valid, test"):
+  make = lambda examples: Articles(Task("towns", examples, lambda found: found._asdict()), top_k=2)
+  valid = {row["id"].split("-")[0] for row in make(EXAMPLES).questions("valid", 99, "gold")}
+  with pytest.raises(ValueError, match="the split valid has no question with an answer: give it a larger share"):
+    make([found._replace(answers=()) if found.id.split("-")[0] in valid else found for found in EXAMPLES])
+  with pytest.raises(ValueError, match="1 titles cannot be split into 3 parts"):
     make(EXAMPLES[:3])
   with pytest.raises(ValueError, match="towns names no gold passages"):
     make([found._replace(gold=()) for found in EXAMPLES])

@@ -160,9 +160,12 @@ def test_indices_outside_a_split_are_errors(task):
     task.batch("train", [-1])
   with pytest.raises(ValueError, match="train, sft, valid, test, got 'dev'"):
     task.batch("dev", [0])
-  for tenths in ((5, 1, 1, 1), (10, 0, 0, 0), (0.2, 3.8, 3, 3), (6, 0, 2, 2)):
-    with pytest.raises(ValueError, match="must add up to 1 and leave 2 for sft and 1 for each of train"):
+  for tenths in ((10, 0, 0, 0), (0.2, 3.8, 3, 3), (6, 0, 2, 2)):
+    with pytest.raises(ValueError, match="must leave 2 for sft and 1 for each of train"):
       make(numbered(40), parts=Parts(*(share / 10 for share in tenths)))
+  for tenths, error in (((5, 1, 1, 1), "must add up to 1"), ((12, -4, 1, 1), "sft is 1.2; it must be a finite number")):
+    with pytest.raises(ValueError, match=re.escape(error)):
+      Parts(*(share / 10 for share in tenths))
 
 
 def test_chance_is_the_best_constant_answer_on_the_held_out_questions(task):
