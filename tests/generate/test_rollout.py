@@ -188,17 +188,18 @@ def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
 def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
   """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens."""
   with jax.enable_x64(dtype == "float64"):
-    p = policy(RolloutConfig(3, 1, 6, 4, SamplingConfig(0.7)), pattern, SEARCHY)
+    p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), pattern, SEARCHY)
     model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), p.params)
-    r = device_rollout(Policy(model, params, p.config, p.control))
+    runs = [device_rollout(Policy(model, params, p.config, p.control), key) for key in range(2)]
+    r = jax.tree.map(lambda *rows: np.concatenate(rows), *runs)
     segments = (np.arange(r.tokens.shape[1])[None] < r.lengths[:, None]).astype(np.int32)
     again = jax.jit(lambda params: sequence_log_probs(model, params, r.tokens, segments, temperature=0.7, chunk=16))
     gap = np.abs(np.asarray(again(params)) - r.log_probs)[r.sampled]
     assert r.log_probs.dtype == dtype
     assert gap.max() <= most
     after = np.roll(~r.sampled, 1, axis=1) & r.sampled  # the first of each turn, after documents or forced tokens
-    assert after.sum() > 10
+    assert after.sum() > 20
     assert r.sampled.sum() > 50
 
 
