@@ -71,6 +71,7 @@ setup(
       "jinja2>=3.1,<4",
       "jsonschema>=4.18,<5",
       "import-linter>=2.3,<3",
+      "lm_eval[hf]>=0.4.13,<0.5",  # with peft, an oracle as well
       "nbclient>=0.10,<1",
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",
@@ -88,6 +89,7 @@ setup(
     ],
     "weights": WEIGHTS,
     "textgrad": TEXTGRAD,
+    "harness": ["lm_eval>=0.4.13,<0.5"],
     "parquet": ["pyarrow>=17,<27"],
     "litellm": ["litellm>=1.49,<2"],  # get_engine("experimental:...") for providers that do not speak OpenAI's protocol
     "tpu": jax("[tpu]"),

@@ -19,11 +19,11 @@ from selfrag_jax.train.loop import LoopConfig, Phase, read_ended, train
 from selfrag_jax.typing import Params
 
 NAMES = (
-  "refrag", "self_rag", "position_recall", "encoder", "rerank", "retrieval", "documents", "rag",
+  "refrag", "self_rag", "position_recall", "encoder", "second_query", "rerank", "retrieval", "documents", "rag",
   "gradient_rag", "sweep",
 )  # fmt: skip
 # evaluation reads what `run` trained; the others make all that they need
-READING = ("refrag", "rag", "self_rag", "encoder", "rerank")
+READING = ("refrag", "rag", "self_rag", "encoder", "second_query", "rerank")
 TRAINED: dict[str, Any] = {"seed": Seed, "mesh": MeshConfig, "init": str}  # the sections of every config that trains
 
 
@@ -81,14 +81,14 @@ def announce(model: ModelConfig, workdir: epath.PathLike) -> None:
 
 
 class TakePhase(Protocol):
-  """A function that returns the final parameters of a phase; `origin` adds the phase's start to its metadata."""
+  """A function that returns the model's parameters after a phase; `origin` adds the phase's start to its metadata."""
 
   def __call__(self, phase: Phase, **origin: Any) -> Params: ...
 
 
 def by_training(workdir: epath.PathLike, loop: LoopConfig, metadata: Mapping[str, Any]) -> TakePhase:
   """Return the function that trains a phase to its end, from its newest checkpoint."""
-  return lambda phase, **origin: train(phase, workdir, loop, {**metadata, **origin}).params
+  return lambda phase, **origin: phase.model_params(train(phase, workdir, loop, {**metadata, **origin}).params)
 
 
 def by_reading(workdir: epath.PathLike, metadata: Mapping[str, Any]) -> TakePhase:

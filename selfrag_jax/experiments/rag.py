@@ -53,8 +53,11 @@ class Reading(Protocol):
 
   def questions(self, split: str, n: int, condition: str) -> Task: ...
 
-  def training(self, shown: Shown, unanswerable: float) -> Task:
-    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers."""
+  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
+    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers.
+
+    `all_asked`: a conversation also asks for what its other documents say. Raises ValueError if that is unknown.
+    """
     ...
 
 
@@ -156,7 +159,8 @@ class Experiment:
     """Make a phase that starts from `params` (None: from the pretrained parameters, or from scratch)."""
     config: Any = getattr(self, name)
     whole = name == "pretrain"
-    task = self.reading.training("retrieved" if whole else config.documents, self.rag.unanswerable)
+    shown = "retrieved" if whole else config.documents
+    task = self.reading.training(shown, self.rag.unanswerable, all_asked=whole)
 
     def render(index: int) -> Rendered:
       ids, mask = render_conversation(self.tokenizer, task[index], self.template)

@@ -13,6 +13,7 @@ from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report
 from selfrag_jax.mesh import make_mesh
+from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.base import GradientPhase
@@ -36,8 +37,12 @@ class RankingExperiment(abc.ABC):
     self.mesh = make_mesh(**config["mesh"])
     self.settings: Any = settings(sections[self.name], config[self.name], self.name)
     self.loop = settings(LoopConfig, config["loop"], "loop")
-    self.data = read_parts(settings(JudgedTitles, config["data"], "data"))
+    self.data = self.read_data(config["data"])
     self.encoder: Any = load_text_encoder(config["init"])
+
+  def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
+    """Read the parts of the collection. Raises ValueError with the fix."""
+    return read_parts(settings(JudgedTitles, section, "data"))
 
   @abc.abstractmethod
   def phase(self) -> GradientPhase:

@@ -113,7 +113,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config, read the collection and make the retrievers. Raises ValueError with the fix."""
   config = read_config(config, SECTIONS)
   data = settings(JudgedSplit, config["data"], "data")
-  path = _given(data.path)
+  path = given_path(data.path)
   import_plugins(config["plugins"])
   if not config["retrievers"]:
     raise ValueError("config.retrievers is empty; name at least one")
@@ -159,16 +159,17 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
 
 def read_parts(section: JudgedTitles) -> dict[str, Judged]:
   """Read a collection split by its files in `qrels/`, or else by title. Raises ValueError with the fix."""
-  path = _given(section.path)
+  path = given_path(section.path)
   if not (epath.Path(path) / "qrels").is_dir():
     return split_by_title(read_beir(path), vars(section.parts), section.seed)
   names = {"train": "train", "valid": "dev", "test": "test"}
   return {part: read_beir(path, name) for part, name in names.items()}
 
 
-def _given(path: str) -> str:
+def given_path(path: str, name: str = "path") -> str:
+  """Return a path. Raises ValueError with the fix if it is empty."""
   if not path:
-    raise ValueError("config.data.path is empty; give a BEIR folder: --config.data.path=FOLDER")
+    raise ValueError(f"config.data.{name} is empty; give a BEIR folder: --config.data.{name}=FOLDER")
   return path
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
-from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, rotary_embedding, weight
+from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, projection, rotary_embedding
 from selfrag_jax.typing import Array
 
 
@@ -50,10 +50,12 @@ class Attention(nn.Module):
     c = self.config
     heads, width = ("embed", "heads", "head_width"), c.head_width
     kv_shape, kv_axes = (c.d_model, c.kv_heads, width), ("embed", "kv_heads", "head_width")
-    self.query = weight(self, c, "q", (c.d_model, c.n_heads, width), heads)
-    self.key = weight(self, c, "k", kv_shape, kv_axes)
-    self.value = weight(self, c, "v", kv_shape, kv_axes)
-    self.output = weight(self, c, "o", (c.n_heads, width, c.d_model), ("heads", "head_width", "embed"), output_scale(c))
+    self.query = projection(self, c, "q", (c.d_model, c.n_heads, width), heads)
+    self.key = projection(self, c, "k", kv_shape, kv_axes)
+    self.value = projection(self, c, "v", kv_shape, kv_axes)
+    self.output = projection(
+      self, c, "o", (c.n_heads, width, c.d_model), ("heads", "head_width", "embed"), output_scale(c)
+    )
     if c.qk_norm:
       self.query_norm, self.key_norm = RMSNorm(c), RMSNorm(c)
 

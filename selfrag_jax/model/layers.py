@@ -1,6 +1,7 @@
-"""The small parts that every block shares: norm, rotary embedding and MLP."""
+"""The small parts that every block shares: projections, norm, rotary embedding and MLP."""
 
 import math
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -31,15 +32,43 @@ def weight(
   return jnp.asarray(value, config.dtype)
 
 
-def linear(x: Array, weight: Array, contracted: int = 1) -> Array:
+class Adapted(NamedTuple):
+  """A weight [in ..., out ...] with a low-rank update, the product of down [in, r] and up [r, out]."""
+
+  weight: Array
+  down: Array
+  up: Array
+
+
+def projection(
+  module: nn.Module,
+  config: ModelConfig,
+  name: str,
+  shape: tuple[int, ...],
+  axes: tuple[str, ...],
+  scale: float | None = None,
+) -> Array | Adapted:
+  """Declare a weight for `linear`, adapted where the collection `lora` has an update of its name."""
+  value = weight(module, config, name, shape, axes, scale)
+  if not module.has_variable("lora", name):
+    return value
+  update = module.get_variable("lora", name)
+  return Adapted(value, *(jnp.asarray(update[part], config.dtype) for part in ("down", "up")))
+
+
+def linear(x: Array, weight: Array | Adapted, contracted: int = 1) -> Array:
   """Contract the last `contracted` axes of x [..., in] with the first axes of weight [in, out ...] to [..., out ...].
 
   The product is one of two matrices, whatever the axes: with activations of three axes XLA's CPU backend takes twice as
   long for the gradients. On accelerators it makes no difference.
   """
-  rows, columns = x.shape[: x.ndim - contracted], weight.shape[contracted:]
-  flat = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns))
-  return flat.reshape(*rows, *columns)
+  matrix = weight.weight if isinstance(weight, Adapted) else weight
+  rows, columns = x.shape[: x.ndim - contracted], matrix.shape[contracted:]
+  flat = x.reshape(math.prod(rows), -1)
+  out = flat @ matrix.reshape(-1, math.prod(columns))
+  if isinstance(weight, Adapted):
+    out += (flat @ weight.down) @ weight.up
+  return out.reshape(*rows, *columns)
 
 
 def output_scale(config: ModelConfig) -> float:
@@ -85,11 +114,11 @@ class MLP(nn.Module):
   def __call__(self, x: Array) -> Array:
     c = self.config
     shape, axes = (c.d_model, c.mlp_width), ("embed", "mlp")
-    up = linear(x, weight(self, c, "up", shape, axes))
+    up = linear(x, projection(self, c, "up", shape, axes))
     if c.mlp == "relu2":
       hidden = jnp.square(nn.relu(up))
     else:
-      gate = linear(x, weight(self, c, "gate", shape, axes))
+      gate = linear(x, projection(self, c, "gate", shape, axes))
       hidden = up * (nn.silu(gate) if c.mlp == "swiglu" else nn.gelu(gate, approximate=True))
     hidden = constrain(hidden, "batch", "time", "mlp")
-    return linear(hidden, weight(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c)))
+    return linear(hidden, projection(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c)))

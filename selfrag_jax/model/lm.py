@@ -94,7 +94,7 @@ class LM(nn.Module):
       unit_cls = nn.remat(Unit, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
     scan = lambda unit, repeats: nn.scan(
       unit_cls,
-      variable_axes={"params": 0},
+      variable_axes={"params": 0, "lora": 0},
       split_rngs={"params": True},
       in_axes=(nn.broadcast, nn.broadcast),  # type: ignore[arg-type]  # Linen's own idiom
       length=repeats,

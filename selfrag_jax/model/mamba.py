@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import SSMCache
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, weight
+from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, projection, weight
 from selfrag_jax.model.ssd import ssd_chunked, ssd_step
 from selfrag_jax.typing import Array, PRNGKey
 
@@ -42,8 +42,8 @@ class Mamba(nn.Module):
   def setup(self):
     c = self.config
     projected = c.ssm_inner + c.conv_channels + c.ssm_heads  # in the order z, x, B, C, dt
-    self.in_proj = weight(self, c, "in_proj", (c.d_model, projected), ("embed", "ssm_inner"))
-    self.out_proj = weight(self, c, "out_proj", (c.ssm_inner, c.d_model), ("ssm_inner", "embed"), output_scale(c))
+    self.in_proj = projection(self, c, "in_proj", (c.d_model, projected), ("embed", "ssm_inner"))
+    self.out_proj = projection(self, c, "out_proj", (c.ssm_inner, c.d_model), ("ssm_inner", "embed"), output_scale(c))
     self.conv_kernel = weight(
       self, c, "conv_kernel", (c.ssm_conv, c.conv_channels), ("width", "ssm_inner"), c.ssm_conv**-0.5
     )

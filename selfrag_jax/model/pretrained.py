@@ -107,6 +107,15 @@ def load_pretrained(
   return Pretrained(config, _read_params(path, layout, config, base, tensors), tokenizer, chat, base, longest)
 
 
+def without_appended(config: ModelConfig, params: Params, vocab_size: int | None) -> tuple[ModelConfig, Params]:
+  """Return a model that predicts the first `vocab_size` token ids alone (`Pretrained.base_vocab_size`; None: all)."""
+  if vocab_size in (None, config.vocab_size):
+    return config, params
+  config = dataclasses.replace(config, vocab_size=vocab_size)
+  cut = lambda name, leaf: leaf[: config.padded_vocab] if name in VOCABULARY else leaf
+  return config, {**params, "params": {name: cut(name, leaf) for name, leaf in params["params"].items()}}
+
+
 def export_safetensors(
   folder: str | os.PathLike,
   config: ModelConfig,

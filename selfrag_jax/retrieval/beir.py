@@ -124,8 +124,8 @@ class TitleParts(Checked):
   test: Positive = 0.4
 
 
-def deal_titles(titles: Collection[str], parts: Mapping[str, float], seed: int = 0) -> dict[str, list[str]]:
-  """Deal titles to named parts of about the given relative sizes, in the order of the parts' names.
+def deal(titles: Collection[str], parts: Mapping[str, float], seed: int = 0) -> dict[str, list[str]]:
+  """Deal titles, or other names, to named parts of about the given relative sizes, in the order of the parts' names.
 
   So the order of a mapping, which a config may change, decides nothing. Raises ValueError for fewer titles than parts.
   """
@@ -147,7 +147,7 @@ def split_by_title(data: Judged, parts: Mapping[str, float], seed: int = 0) -> d
   documents are in several parts are left out. Raises ValueError for fewer titles than parts.
   """
   found = {}
-  for name, titles in deal_titles({document.title for document in data.documents}, parts, seed).items():
+  for name, titles in deal({document.title for document in data.documents}, parts, seed).items():
     kept = set(titles)
     documents = [document for document in data.documents if document.title in kept]
     ids = {document.id for document in documents}

@@ -36,7 +36,12 @@ class DenseRetriever(BaseRetriever):
   """
 
   def __init__(
-    self, model_name: str = MINILM, *, encoder: Encoder | TextFunction | None = None, backend: str = "exact"
+    self,
+    model_name: str = MINILM,
+    *,
+    encoder: Encoder | TextFunction | None = None,
+    query_model: str = "",
+    backend: str = "exact",
   ):
     """Make a retriever without documents.
 
@@ -44,12 +49,16 @@ class DenseRetriever(BaseRetriever):
       model_name: `token-bag`, `all-MiniLM-L6-v2`, or another source of `load_encoder`.
       encoder: any function of texts to [N, D], or an `Encoder`, in place of `model_name`. No file can hold it: it must
         be given to `load` again, which refuses an encoder that embeds the documents otherwise.
+      query_model: a source of `load_encoder` that embeds the queries, as one that was trained for these documents'
+        vectors does. Empty: the encoder of the documents.
       backend: `exact` or `approx` on the devices, `scann` or `numpy` on the host.
     """
-    super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend)
+    own_queries = {"query_model": query_model} if query_model else {}
+    super().__init__(model_name=model_name if encoder is None else FUNCTION, backend=backend, **own_queries)
     make_backend(backend)  # refuse an unknown one now
     check_encoder(encoder, "a name as model_name")
     self._given = None if encoder is None else as_encoder(encoder)
+    self._asking: Encoder | None = None
     self._constants = {}
     self._index: VectorIndex | None = None  # None until the width of the vectors is known
     self._slots: dict[str, int] = {}  # id of a document -> slot of the index
@@ -70,6 +79,17 @@ class DenseRetriever(BaseRetriever):
   @encoder.setter
   def encoder(self, encoder: Encoder | TextFunction) -> None:
     self._given = as_encoder(encoder)
+
+  @property
+  def query_encoder(self) -> Encoder:
+    """The encoder of the queries: `query_model`, loaded at first need, or else the encoder of the documents."""
+    if self._asking is None and "query_model" in self.settings:
+      self._asking = load_encoder(self.settings["query_model"])
+    return self._asking or self.encoder
+
+  @query_encoder.setter
+  def query_encoder(self, encoder: Encoder) -> None:
+    self._asking = encoder
 
   @property
   def constants(self) -> Mapping[str, Any]:
@@ -116,7 +136,7 @@ class DenseRetriever(BaseRetriever):
     allowed = None
     if where is not None:
       allowed = self._allowed([self._ids.get(slot) for slot in range(len(index.valid))], where)
-    found = index.search(self._embed(queries), top_k, allowed=allowed)
+    found = index.search(self._embed(queries, self.query_encoder), top_k, allowed=allowed)
     slots, scores = np.asarray(found.slots), np.asarray(found.scores)
     slots = np.where(np.array([self._has_terms_of(query) for query in queries])[:, None], slots, -1)
     return Hits(
@@ -132,8 +152,8 @@ class DenseRetriever(BaseRetriever):
       self._terms = set().union(*(self.encoder.terms(document.text) for document in self._documents.values()))
     return not self._terms.isdisjoint(self.encoder.terms(query))
 
-  def _embed(self, texts: Sequence[str]) -> np.ndarray:
-    vectors = as_rows(self.encoder(texts), len(texts))
+  def _embed(self, texts: Sequence[str], encoder: Encoder | None = None) -> np.ndarray:
+    vectors = as_rows((encoder or self.encoder)(texts), len(texts))
     return vectors if self._index is None else check_rows(vectors, len(texts), self._index.embeddings.shape[1])
 
   def changed(self, sample: int = PROBED) -> list[str]:
@@ -161,6 +181,8 @@ class DenseRetriever(BaseRetriever):
       )
 
   def _save(self, folder: Path) -> None:
+    if self._asking is not None and "query_model" not in self.settings:
+      raise ValueError("no file can hold this encoder of queries; save the encoder, and name it as query_model")
     rows = self.vectors
     for number, start in enumerate(range(0, len(rows), SHARD)):
       np.save(folder / f"embeddings-{number:05}.npy", rows[start : start + SHARD], allow_pickle=False)

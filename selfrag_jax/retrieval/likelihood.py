@@ -1,23 +1,18 @@
 """The reranker that uses a language model: the likelihood of the query after a passage."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.encoders.base import STEP, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM
-from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.model.pretrained import load_pretrained
-from selfrag_jax.ragged import length_mask, round_up
+from selfrag_jax.model.likelihood import ending_log_probs
+from selfrag_jax.model.pretrained import load_pretrained, without_appended
+from selfrag_jax.ragged import round_up
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.text.tokenizer import Tokenizer
-from selfrag_jax.typing import Array, ArrayLike, Params
+from selfrag_jax.typing import Array, Params
 
 
 class Likelihood:
@@ -25,8 +20,8 @@ class Likelihood:
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 256):
     """`vocab_size` is the number of ids that the model was trained on; ids appended later get no probability."""
-    self.config, self.params, self.tokenizer = config, params, tokenizer
-    self.vocab_size, self.max_tokens = vocab_size, max_tokens
+    self.config, self.params = without_appended(config, params, vocab_size)
+    self.tokenizer, self.max_tokens = tokenizer, max_tokens
 
   @classmethod
   def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> "Likelihood":
@@ -43,23 +38,11 @@ class Likelihood:
     for document in documents:
       passage = self.tokenizer.encode(f"Passage: {document.text}")[: self.max_tokens]
       rows.append([*passage, *self.tokenizer.encode("\nA question about this passage:"), *asked])
-    read = partial(query_likelihood, self.config, self.params, asked=len(asked), vocab_size=self.vocab_size)
-    return embed_by_length(rows, lambda *row: read(*row)[:, None], 1, lambda n: round_up(n, STEP))[:, 0]
 
+    def read(tokens: np.ndarray, lengths: np.ndarray) -> Array:
+      counts = np.minimum(lengths, len(asked))  # none in the rows that only fill a batch
+      return ending_log_probs(self.config, self.params, tokens, lengths, counts, most=len(asked))[0][:, None] / len(
+        asked
+      )
 
-@partial(jax.jit, static_argnames=("config", "asked", "vocab_size"))
-def query_likelihood(
-  config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike, *, asked: int, vocab_size: int
-) -> Array:
-  """Return the mean log-probability of the last `asked` tokens of right-padded rows, f32 [B]."""
-  tokens, lengths = jnp.asarray(tokens_BxT), jnp.asarray(lengths_B)
-  mask = length_mask(lengths, tokens.shape[1], jnp)
-  hidden = hidden_states(config, params, tokens, mask)
-  targets = jnp.maximum(lengths[:, None] - asked, 1) + jnp.arange(asked)[None]
-  # the head, whose vocabulary is most of the cost, is applied only to the states that predict the query
-  before = jnp.take_along_axis(hidden, (targets - 1)[:, :, None], axis=1)
-  logits: Any = LM(config).apply(params, before, method="logits")
-  logits = logits[..., :vocab_size].astype(jnp.float32)  # half precision would lose small differences
-  wanted = jnp.take_along_axis(tokens, targets, axis=1)
-  chosen = jnp.take_along_axis(logits, wanted[:, :, None], axis=2)[:, :, 0]
-  return jnp.mean(chosen - jax.nn.logsumexp(logits, axis=2), axis=1)
+    return embed_by_length(rows, read, 1, lambda n: round_up(n, STEP))[:, 0]

@@ -33,6 +33,14 @@ def add_names(question: str, read: Sequence[Sequence[Document]]) -> str | None:
   return f"{question} {' '.join(new)}" if new else None
 
 
+def add_passage(question: str, read: Sequence[Sequence[Document]]) -> str | None:
+  """Write the question and the best new document, for an encoder that was trained on both (arXiv 2009.12756)."""
+  return f"{question} {read[-1][0].text}" if read[-1] else None
+
+
+RULES = {"add_names": add_names, "add_passage": add_passage}
+
+
 @register("multi_hop")
 class MultiHopRetriever(CompositeRetriever):
   """A retriever that shares its `top_k` documents between up to `hops` searches of another retriever.
@@ -54,14 +62,15 @@ class MultiHopRetriever(CompositeRetriever):
 
     Args:
       retriever: a retriever, or a retriever's name, with `retriever_settings`.
-      write_query: `add_names`, or a function, which must be given to `load` again. It returns None to stop.
+      write_query: `add_names`, `add_passage`, or a function, which must be given to `load` again. It returns None to
+        stop.
       hops: the most searches for a question.
 
     Raises ValueError for an unknown name and for wrong values.
     """
     first = create(retriever, **retriever_settings or {}) if isinstance(retriever, str) else retriever
-    if isinstance(write_query, str) and write_query not in ("add_names", FUNCTION):
-      raise ValueError(f"no rule for queries is called {write_query!r}; add_names, or a function of your own")
+    if isinstance(write_query, str) and write_query not in (*RULES, FUNCTION):
+      raise ValueError(f"no rule for queries is called {write_query!r}; {', '.join(RULES)}, or a function of your own")
     super().__init__(
       [first],
       retriever=first.name,
@@ -74,7 +83,8 @@ class MultiHopRetriever(CompositeRetriever):
   def _write_query(self, question: str, read: Sequence[Sequence[Document]]) -> str | None:
     if self._given == FUNCTION:
       raise ValueError("this retriever was saved with a function; give it again: load(folder, write_query=...)")
-    return add_names(question, read) if isinstance(self._given, str) else self._given(question, read)
+    rule = RULES[self._given] if isinstance(self._given, str) else self._given
+    return rule(question, read)
 
   def _search(self, queries: Sequence[str], top_k: int, where: Where | None) -> Hits:
     self._check_parts()

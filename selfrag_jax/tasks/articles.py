@@ -12,7 +12,7 @@ import numpy as np
 
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
 from selfrag_jax.retrieval.base import create
-from selfrag_jax.retrieval.beir import TitleParts, deal_titles
+from selfrag_jax.retrieval.beir import TitleParts, deal
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.tasks.countries import ENDLESS, UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
@@ -48,7 +48,7 @@ class Articles:
     self._ids = {text: str(number) for number, text in enumerate(texts)}
     self._retriever = create(retriever)
     self._retriever.add_documents(Document(id, *text) for text, id in self._ids.items())
-    dealt = deal_titles({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
+    dealt = deal({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
     split_of = {title: split for split, titles in dealt.items() for title in titles}
     self._rows = rows = [int(i) for i in self._rng(SPLIT).permutation(len(examples)) if self._gold[i]]
     self._places = {row: place for place, row in enumerate(rows)}
@@ -71,12 +71,14 @@ class Articles:
     make = lambda row: self._conversation(row, texts(row), is_plain)
     return Task(f"articles_{split}", self._parts[split][:n], make, _exact, _f1)
 
-  def training(self, shown: Shown, unanswerable: float) -> Task:
+  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
 
     An answer is trained on only beside its passage, which is added where it was not found. From the share
-    `unanswerable` of the questions it is taken away: the answer is UNKNOWN.
+    `unanswerable` of the questions it is taken away: the answer is UNKNOWN. Raises ValueError for `all_asked`.
     """
+    if all_asked:
+      raise ValueError("passages come with one question, not with all: a pretrained model needs no pretrain.steps")
     epochs = ShuffledEpochs(self._parts["train"], self._seed, EPOCHS)
 
     def make(index: int) -> Conversation:

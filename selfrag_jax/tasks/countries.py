@@ -32,6 +32,7 @@ class Wording(NamedTuple):
   """The ways to state a fact of a country `c` with the value `v`, and to ask for it; the last of each is held out.
 
   Held-out statements and questions share no word that tells relations apart: only training tells which answers which.
+  The words that tell the relation stand before the value, so that one look finds the value by what precedes it.
   """
 
   statements: tuple[str, ...]
@@ -40,22 +41,54 @@ class Wording(NamedTuple):
 
 RELATIONS = {
   "capital": Wording(
-    ("The capital of {c} is {v}.", "{c} is ruled from the city {v}.", "The city from which {c} is ruled is {v}."),
-    ("What is the capital of {c}?", "From which city is {c} ruled?", "Which is the capital of {c}?"),
+    (
+      "The capital of {c} is {v}.", "{c} is ruled from the city {v}.", "From the city {v} {c} is ruled.",
+      "In {c} the capital is {v}.", "As capital {c} has {v}.", "{c} has the capital {v}.",
+      "The city from which {c} is ruled is {v}.",
+    ),
+    (
+      "What is the capital of {c}?", "From which city is {c} ruled?", "Name the capital of {c}.",
+      "In {c}, what is the capital?", "{c} is ruled from which city?",
+      "Which is the capital of {c}?",
+    ),
   ),
   "currency": Wording(
-    ("The currency of {c} is {v}.", "People pay with {v} in {c}.", "The people in {c} pay with {v}."),
-    ("What is the currency of {c}?", "With what do people in {c} pay?", "Which is the currency of {c}?"),
+    (
+      "The currency of {c} is {v}.", "People pay with {v} in {c}.", "In {c} people pay with {v}.",
+      "In {c} the currency is {v}.", "With {v} people in {c} pay.", "{c} has the currency {v}.",
+      "The people in {c} pay with {v}.",
+    ),
+    (
+      "What is the currency of {c}?", "With what do people in {c} pay?", "Name the currency of {c}.",
+      "In {c}, what is the currency?", "People in {c} pay with what?",
+      "Which is the currency of {c}?",
+    ),
   ),
   "language": Wording(
-    ("The language of {c} is {v}.", "People speak {v} in {c}.", "The people in {c} speak {v}."),
-    ("What is the language of {c}?", "What do people in {c} speak?", "Which is the language of {c}?"),
+    (
+      "The language of {c} is {v}.", "People speak {v} in {c}.", "In {c} people speak {v}.",
+      "In {c} the language is {v}.", "As language {c} has {v}.", "{c} has the language {v}.",
+      "The people in {c} speak {v}.",
+    ),
+    (
+      "What is the language of {c}?", "What do people in {c} speak?", "Name the language of {c}.",
+      "In {c}, what is the language?", "People in {c} speak what?",
+      "Which is the language of {c}?",
+    ),
   ),
   "river": Wording(
-    ("The river of {c} is {v}.", "The water of {v} flows in {c}.", "The water which flows in {c} is {v}."),
-    ("What is the river of {c}?", "Which water flows in {c}?", "Which is the river of {c}?"),
+    (
+      "The river of {c} is {v}.", "The water of {v} flows in {c}.", "In {c} the water of {v} flows.",
+      "In {c} the river is {v}.", "In {c} flows the water of {v}.", "{c} has the river {v}.",
+      "The water which flows in {c} is {v}.",
+    ),
+    (
+      "What is the river of {c}?", "Which water flows in {c}?", "Name the river of {c}.",
+      "In {c}, what is the river?", "In {c} flows which water?",
+      "Which is the river of {c}?",
+    ),
   ),
-}
+}  # fmt: skip
 
 
 def vocabulary() -> list[str]:
@@ -118,13 +151,16 @@ class Countries:
         questions.append((wording.questions[asked].format(c=country), at))
     return World(documents, questions)
 
-  def task(self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0) -> Task:
+  def task(
+    self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0, all_asked: bool = False
+  ) -> Task:
     """Return the first `n` questions of a split, each with the documents that were retrieved for it.
 
     The retriever sees the documents of the question's world; `edited` gives every document another value. The share
     `unanswerable` of the questions is asked where the document that answers is missing: the answer is UNKNOWN.
+    `all_asked`: after its own question, a conversation asks for what the other documents say.
     """
-    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited, unanswerable))
+    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited, unanswerable, all_asked))
     find = lambda index: conversations(index // self.per_world)[index % self.per_world]
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)
@@ -140,15 +176,18 @@ class Countries:
     task = self.task(split, n + more, edited=edited, unanswerable=missing)
     return (show(task, condition, more) if condition in ("none", "shuffled") else task)[:n]
 
-  def training(self, shown: Shown, unanswerable: float) -> Task:
-    """Return the questions of the training, which never end; see `task` for the share `unanswerable`."""
-    return show(self.task("train", ENDLESS, unanswerable=unanswerable), shown, self.per_world)
+  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
+    """Return the questions of the training, which never end; see `task` for `unanswerable` and `all_asked`."""
+    task = self.task("train", ENDLESS, unanswerable=unanswerable, all_asked=all_asked)
+    return show(task, shown, self.per_world)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
     return None
 
-  def _conversations(self, split: str, number: int, edited: bool, unanswerable: float) -> Sequence[dict[str, Any]]:
+  def _conversations(
+    self, split: str, number: int, edited: bool, unanswerable: float, all_asked: bool
+  ) -> Sequence[dict[str, Any]]:
     world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)
     retriever = create(self.retriever)
     retriever.add_documents(world.documents)
@@ -157,9 +196,18 @@ class Countries:
     for (question, gold), documents in zip(world.questions, found, strict=True):
       known = rng.random() >= unanswerable
       shown = [document for document in documents if known or document.id != str(gold)][: self.top_k]
+      if split == "train" and known and all(document.id != str(gold) for document in shown):
+        shown[-1] = world.documents[gold]  # an answer that is not found is not trained on
       answer = world.documents[gold].metadata["value"] if known else UNKNOWN
-      shown = [{"title": shown[i].title, "content": shown[i].content} for i in rng.permutation(len(shown))]
-      example = create_rag_training_example(question, answer, shown, id=f"{split}-{number}-{gold}")
+      shown = [shown[i] for i in rng.permutation(len(shown))]
+      texts = [{"title": document.title, "content": document.content} for document in shown]
+      example = create_rag_training_example(question, answer, texts, id=f"{split}-{number}-{gold}")
+      others = [int(document.id) for document in shown if all_asked and document.id != str(gold)]
+      for other in rng.permutation(others):
+        example["messages"] += [
+          {"role": "user", "content": world.questions[other][0]},
+          {"role": "assistant", "content": world.documents[other].metadata["value"]},
+        ]
       conversations.append({**example, "answers": (answer,), "gold": world.documents[gold].content})
     order = rng.permutation(len(conversations))  # neighbours in a batch ask about different countries
     return [conversations[i] for i in order]

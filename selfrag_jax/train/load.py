@@ -5,9 +5,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 from etils import epath
 from jax.sharding import Mesh
@@ -18,7 +18,8 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.checkpoint import load, read_metadata
-from selfrag_jax.train.state import abstract, param_shardings
+from selfrag_jax.train.lora import LoRAConfig, init_updates, merge
+from selfrag_jax.train.state import Init, abstract_params, param_shardings
 from selfrag_jax.typing import Params
 
 
@@ -27,7 +28,8 @@ class LoadedModel:
   """A model: its config, its stacked parameters, and the metadata of its checkpoint (empty if pretrained).
 
   `tokenizer` is the pretrained model's, or the caller's, since a checkpoint holds only a fingerprint.
-  `context_tokens` is the longest text that a pretrained model was made for; None if unknown.
+  `context_tokens` is the longest text that a pretrained model was made for; None if unknown. `base_vocab_size` is the
+  number of ids that a pretrained model knows, without those that were appended; None for a checkpoint.
   """
 
   config: ModelConfig
@@ -35,6 +37,7 @@ class LoadedModel:
   metadata: dict[str, Any]
   tokenizer: Tokenizer | None
   context_tokens: int | None = None
+  base_vocab_size: int | None = None
 
 
 def load_model(
@@ -49,7 +52,7 @@ def load_model(
 
   Args:
     source: a workdir of `launch/train.py`, or whatever `load_pretrained` takes (a Hugging Face folder or name, a GGUF
-      file).
+      file). After LoRA, the model that was adapted is loaded from where the training found it.
     phase: the phase of the workdir (None: the last one, which the most phases precede; its name goes to stderr).
     tokenizer: if given, it must be the tokenizer that the model was trained with.
     model: if given, the model must be this one.
@@ -71,7 +74,8 @@ def load_model(
       raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
     _check_model(source, pretrained.config, model)
     params = jax.device_put(dict(pretrained.params), shardings)
-    return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, pretrained.context_tokens)
+    known = pretrained.context_tokens, pretrained.base_vocab_size
+    return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, *known)
   known = {path.name: path for path in phases.iterdir() if path.is_dir()}
   name = phase or _last_phase(source, known)
   metadata = read_metadata(known[name]) if name in known else None
@@ -90,10 +94,26 @@ def load_model(
   except (TypeError, ValueError) as error:
     raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
   _check_model(folder, config, model)
-  shapes = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
-  restored = load(folder, {"params": abstract(shapes, param_shardings(config, mesh))})
+  init = partial(init_params, config)
+  if settings := metadata.get("lora"):
+    lora = LoRAConfig(**settings)
+    params = merge(_adapted(source, metadata, mesh), _read(folder, partial(init_updates, init, lora.rank), mesh), lora)
+  else:
+    params = _read(folder, init, mesh)
+  return LoadedModel(config, params, metadata, tokenizer)
+
+
+def _read(folder: epath.Path, init: Init, mesh: Mesh) -> Params:
+  restored = load(folder, {"params": abstract_params(init, mesh)})
   assert restored is not None  # its metadata was just read
-  return LoadedModel(config, restored.state["params"], restored.metadata, tokenizer)
+  return restored.state["params"]
+
+
+def _adapted(source: str | os.PathLike, metadata: Mapping[str, Any], mesh: Mesh) -> Params:
+  """Load the parameters that a phase with LoRA began from."""
+  if origin := metadata.get("origin"):
+    return load_model(origin.get("workdir", source), origin["phase"], mesh=mesh).params
+  return load_model(metadata["config"]["init"], mesh=mesh).params
 
 
 def _check_model(source: os.PathLike | str, found: ModelConfig, wanted: ModelConfig | None) -> None:

@@ -75,6 +75,14 @@ class Phase(Protocol):
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]: ...
 
+  def model_params(self, params: Params) -> Params:
+    """Return the parameters of the model, from those of a state."""
+    ...
+
+  def metadata(self) -> dict[str, Any]:
+    """Return what a checkpoint must tell for the model to be loaded from it."""
+    ...
+
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
     """Look at the metrics of each step, also of those before a resume. Raises TrainingError to end the training."""
     ...
@@ -132,6 +140,7 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   the number of the step, and ValueError for checkpoints that this config cannot continue.
   """
   folder = checkpoints(workdir, phase.name)
+  metadata = {**metadata, **phase.metadata()}
   with StopSignal() as stop:
     with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
       state = _steps(phase, workdir, config, metadata, saver, stop)
@@ -192,7 +201,7 @@ def _steps(
 
 
 def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any]) -> Params:
-  """Read the final parameters of a phase, without changing anything on disk.
+  """Read the parameters of the model at the end of a phase, without changing anything on disk.
 
   Raises ValueError for a phase that has not reached its last step, and for a checkpoint of another model or tokenizer.
   """
@@ -204,18 +213,18 @@ def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any
       f"{folder} is at step {step}, config.{phase.name}.steps is {phase.total_steps}: train the phase to its end "
       "first, with launch/train.py, or evaluate it with the config that it was trained with"
     )
-  _check_same(restored.metadata, metadata, folder)
-  return restored.state["params"]
+  _check_same(restored.metadata, {**metadata, **phase.metadata()}, folder)
+  return phase.model_params(restored.state["params"])
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: epath.Path) -> None:
-  """Raise ValueError if the checkpoint has another tokenizer, model or origin (the phase that it began from)."""
+  """Raise ValueError if the checkpoint has another tokenizer, model, LoRA or origin (the phase that it began from)."""
   if before.get("tokenizer") != now.get("tokenizer"):
     raise ValueError(
       f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
       "use another workdir"
     )
-  for name in ("model", "origin"):
+  for name in ("model", "lora", "origin"):
     if before.get(name) != now.get(name):
       old, new = (
         {key: value for key, value in (a.get(name) or {}).items() if (b.get(name) or {}).get(key) != value}

@@ -14,7 +14,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_proj", "out_proj", "em
 
 
 # (reduction axes, output axes) counted from the end, so that the stacked layer axis in front is a batch axis.
-MUON_AXES = {
+MATRIX_AXES = {
   **dict.fromkeys(("q", "k", "v"), ((-3,), (-2, -1))),
   "o": ((-3, -2), (-1,)),
   **dict.fromkeys(("gate", "up", "down", "in_proj", "out_proj"), ((-2,), (-1,))),
@@ -65,7 +65,7 @@ def muon_dimensions(params: Any) -> Any:
   """Return the matrix axes of each leaf for Muon, None for leaves that AdamW updates (embeddings, norms, vectors)."""
 
   def dimensions(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
-    axes = MUON_AXES.get(_leaf_name(path))
+    axes = MATRIX_AXES.get(_leaf_name(path))
     if axes is None:
       return None
     reduction, output = (tuple(leaf.ndim + axis for axis in group) for group in axes)

@@ -1,6 +1,7 @@
 """The training state on a mesh, and the compiled update that advances it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -46,9 +47,15 @@ def init_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, 
   return create(jax.random.key(seed))
 
 
+def abstract_params(init: Init, mesh: Mesh) -> Params:
+  """Return the parameters as ShapeDtypeStructs with the shardings of `mesh`."""
+  boxed = jax.eval_shape(init, jax.random.key(0))
+  return abstract(nn.unbox(boxed), shardings_of(boxed, mesh))
+
+
 def param_shardings(config: ModelConfig, mesh: Mesh) -> Any:
   """Return the sharding of each parameter on `mesh`."""
-  return shardings_of(jax.eval_shape(lambda: init_params(config, jax.random.key(0))), mesh)
+  return jax.tree.map(lambda leaf: leaf.sharding, abstract_params(partial(init_params, config), mesh))
 
 
 def state_from_params(

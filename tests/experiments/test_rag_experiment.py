@@ -11,6 +11,7 @@ from selfrag_jax.experiments.rag import build, dry_run, evaluate, run, value_nam
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.countries import UNKNOWN, Countries
+from selfrag_jax.train.load import load_model
 
 TINY = {
   "mesh.data": 1,
@@ -78,3 +79,14 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
     assert scores["rag.edited.exact"].mean() == report["em"]["rag"]["edited"]
   again = evaluate(made(), tmp_path)
   assert {**again, "wall_seconds": 0} == {**report, "wall_seconds": 0}
+
+
+def test_a_run_with_lora_changes_the_projections_alone(tmp_path):
+  experiment = made(**{"rag.lora.rank": 4, "evaluation.final": 4})
+  dry_run(experiment)
+  report = run(experiment, tmp_path)
+  assert {**evaluate(experiment, tmp_path), "wall_seconds": 0} == {**report, "wall_seconds": 0}
+  before, after = (load_model(tmp_path, phase).params["params"] for phase in ("pretrain", "rag"))
+  assert (before["embed"] == after["embed"]).all()
+  mixers = [params["segments_0"]["layer_0"]["mixer"]["in_proj"] for params in (before, after)]
+  assert not (mixers[0] == mixers[1]).all()

@@ -13,10 +13,14 @@ import pytest
 import torch
 import transformers
 
+from selfrag_jax.metrics.retrieval import all_found
 from selfrag_jax.reports.schema import read_schema
+from selfrag_jax.retrieval.base import load
+from selfrag_jax.retrieval.beir import read_beir
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.retrieval.multi_hop import MultiHopRetriever
 from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.text.wordpiece import SPECIAL
 
@@ -126,3 +130,50 @@ def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):
   found = retriever.retrieve(f"code of {NAMES[3]}", 5)
   assert len(found) == 5
   assert np.isfinite([document.score for document in found]).all()
+
+
+@pytest.fixture(scope="module")
+def two_passages(folder, tmp_path_factory):
+  """The same documents; a question needs two of them."""
+  path = tmp_path_factory.mktemp("two_passages")
+  for name in ("corpus.jsonl", "queries.jsonl"):
+    (path / name).write_bytes((folder / name).read_bytes())
+  rows = [f"q{i}\td{j}\t1\n" for i in range(30) for j in (i, (i + 3) % 30)]
+  (path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+  return path
+
+
+def test_an_encoder_of_queries_is_trained_and_can_be_used(folder, two_passages, tmp_path):
+  small = ["--config.second_query.steps=4", "--config.second_query.batch_size=4", f"--config.init={folder / 'bert'}"]
+  flags = [*small, f"--config.data.test_path={two_passages}"]
+  launch("second_query", two_passages, tmp_path, *small, code=1)  # nothing to test on
+  launch("second_query", two_passages, tmp_path, *flags, "--config.second_query.trained=all", code=1)
+  assert "first query: where is" in launch("second_query", two_passages, tmp_path, *flags, "--dry_run").stdout
+  launch("second_query", two_passages, tmp_path, *flags)
+  report = json.loads((tmp_path / "second_query.json").read_text())
+  jsonschema.validate(report, read_schema("second_query"))
+  assert (report["train.queries"], report["valid.queries"], report["test.queries"]) == (24, 6, 30)
+  data = read_beir(two_passages)
+  retriever = MultiHopRetriever(
+    DenseRetriever(str(folder / "bert"), query_model=str(tmp_path / "encoder")), "add_passage", hops=2
+  )
+  retriever.add_documents(data.documents)
+  retriever.save(tmp_path / "kb")
+  found = load(tmp_path / "kb").retrieve_batch(list(data.queries.values()), 10)
+  pairs = zip(found, data.qrels.values(), strict=True)
+  hits = [all_found([document.id for document in documents], gold, 10) for documents, gold in pairs]
+  assert np.mean(hits) == pytest.approx(report["trained.all_gold@10"])
+  assert report["trained.ndcg@10"] != report["untrained.ndcg@10"]
+  assert report["names.all_gold@10_difference"] == pytest.approx(
+    report["names.all_gold@10"] - report["one_search.all_gold@10"]
+  )
+  again = launch("second_query", two_passages, tmp_path, *flags, "--min=trained.all_gold@10=2", code=1, launcher="eval")
+  assert "missed: trained.all_gold@10" in again.stderr
+
+
+def test_an_encoder_of_queries_is_saved_by_name_alone(folder, tmp_path):
+  retriever = DenseRetriever(str(folder / "bert"))
+  retriever.add_documents([Document("1", content="the code")])
+  retriever.query_encoder = retriever.encoder
+  with pytest.raises(ValueError, match="save the encoder, and name it as query_model"):
+    retriever.save(tmp_path / "kb")

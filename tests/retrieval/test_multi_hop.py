@@ -5,7 +5,7 @@ import pytest
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
-from selfrag_jax.retrieval.multi_hop import MultiHopRetriever, add_names
+from selfrag_jax.retrieval.multi_hop import MultiHopRetriever, add_names, add_passage
 
 QUESTION = "What is the port of the ally of Avalor?"
 # the document that answers shares no word with the question
@@ -34,6 +34,12 @@ def test_the_second_search_finds_what_the_question_does_not_name():
   assert said["hop"] == 1
   assert said["query"] == f"{QUESTION} Bretan"
   assert {document.components[0]["query"] for document in found} == {QUESTION, f"{QUESTION} Bretan"}
+
+
+def test_a_rule_may_ask_with_the_whole_passage():
+  found = filled(write_query="add_passage").retrieve(QUESTION, 4)
+  assert {document.components[0]["query"] for document in found} == {QUESTION, f"{QUESTION} {DOCUMENTS[0].text}"}
+  assert add_passage(QUESTION, [[]]) is None
 
 
 def test_one_search_is_the_retriever_alone():
@@ -101,7 +107,10 @@ def test_a_folder_keeps_the_rule_but_no_function(tmp_path):
 @pytest.mark.parametrize(
   ("settings", "error"),
   [
-    ({"write_query": "names"}, "no rule for queries is called 'names'; add_names, or a function of your own"),
+    (
+      {"write_query": "names"},
+      "no rule for queries is called 'names'; add_names, add_passage, or a function of your own",
+    ),
     ({"hops": 0}, "hops"),
     ({"retriever": "bm52"}, "no retriever is called 'bm52'"),
   ],

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.countries import RELATIONS, UNKNOWN, Countries
+from selfrag_jax.tasks.facts import FIRST, LAST
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
 N = 400
+NAME = rf"(?:{'|'.join(FIRST)}) (?:{'|'.join(LAST)})"
 
 
 def documents(conversation):
@@ -16,7 +18,7 @@ def documents(conversation):
 
 
 def names(task):
-  return set(re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", " ".join(d["content"] for row in task for d in documents(row))))
+  return set(re.findall(NAME, " ".join(d["content"] for row in task for d in documents(row))))
 
 
 def test_held_out_names_and_wordings_are_new_but_their_words_are_not():
@@ -24,7 +26,7 @@ def test_held_out_names_and_wordings_are_new_but_their_words_are_not():
   assert not names(train) & names(test)
   words = lambda task: set(" ".join(f"{row['messages']}" for row in task).split())
   assert words(test) <= words(Countries().task("train", 40 * N))
-  asked = lambda row: re.sub(r"[A-Z]\w+ [A-Z]\w+", "", row["messages"][1]["content"])
+  asked = lambda row: re.sub(NAME, "", row["messages"][1]["content"])
   assert not set(map(asked, train)) & set(map(asked, test))
 
 
@@ -63,6 +65,21 @@ def test_a_missing_document_makes_a_question_unanswerable():
   assert all(len(documents(row)) == 5 for row in unknown)
 
 
+def test_all_documents_of_a_conversation_can_be_asked_for():
+  task, plain = Countries().training("retrieved", 0.2, all_asked=True), Countries().training("retrieved", 0.2)
+  for row in (task[index] for index in range(N)):
+    asked, said = ([m["content"] for m in row["messages"] if m["role"] == role] for role in ("user", "assistant"))
+    known = row["answers"] != (UNKNOWN,)
+    assert len(set(asked)) == len(asked) == len(said) == (5 if known else 6)
+    assert said[0] == row["answers"][0]
+    answered = {content for content in (d["content"] for d in documents(row)) if any(v in content for v in said)}
+    assert len(answered) == 5  # each document answers a question
+    for question, answer in zip(asked[1:], said[1:], strict=True):
+      [country] = re.findall(NAME, question)
+      assert any({country, answer} == set(re.findall(NAME, d["content"])) for d in documents(row))
+  assert plain[7]["messages"] == plain[7]["messages"][:3]
+
+
 def test_examples_are_a_function_of_seed_and_index():
   one, again, other = (Countries(seed=seed).task("train", N) for seed in (1, 1, 2))
   assert one[7] == again[7]
@@ -74,6 +91,8 @@ def test_the_vocabulary_covers_every_conversation():
   tokenizer, task = Countries().tokenizer, Countries().task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 128
+  every = Countries().training("retrieved", 0.5, all_asked=True)
+  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) < 192
 
 
 def test_what_cannot_be_drawn_is_an_error():

@@ -62,6 +62,12 @@ class Walk:
   def watch(self, step, metrics):
     pass
 
+  def model_params(self, params):
+    return params
+
+  def metadata(self):
+    return {}
+
 
 def config(**overrides):
   return LoopConfig(**({"checkpoint_every": 3, "eval_every": 4} | overrides))

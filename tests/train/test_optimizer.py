@@ -9,7 +9,7 @@ import pytest
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.optimizer import (
-  MUON_AXES,
+  MATRIX_AXES,
   OptimizerConfig,
   decay_mask,
   make_optimizer,
@@ -61,7 +61,7 @@ def test_muon_decays_hidden_matrices_and_nothing_else(params):
   zero = jax.tree.map(jnp.zeros_like, params)
   moved = step(OptimizerConfig(name="muon", learning_rate=0.1, weight_decay=0.5), params, zero)
   for name, leaf in names(params).items():
-    decays = name.split("/")[-1] in MUON_AXES
+    decays = name.split("/")[-1] in MATRIX_AXES
     np.testing.assert_allclose(moved[name], -0.05 * leaf if decays else 0, rtol=1e-5, err_msg=name)
 
 
@@ -81,11 +81,11 @@ def test_muon_orthogonalises_each_layer_on_its_own(params):
   gradients = jax.tree.map(lambda x: (sizes(x) * rng.normal(size=x.shape)).astype(np.float32), params)
   moved = step(OptimizerConfig(name="muon", learning_rate=1.0, clip_norm=0), params, gradients)
   # how each leaf of a layer is a matrix: (its axes in, its axes out)
-  axes_in = {name: 2 if name == "o" else 1 for name in MUON_AXES}
+  axes_in = {name: 2 if name == "o" else 1 for name in MATRIX_AXES}
   seen = set()
   for name, update in moved.items():
     kind = name.split("/")[-1]
-    if kind not in MUON_AXES:
+    if kind not in MATRIX_AXES:
       continue
     for layer in np.asarray(update):
       fan_in = int(np.prod(layer.shape[: axes_in[kind]]))
@@ -96,7 +96,7 @@ def test_muon_orthogonalises_each_layer_on_its_own(params):
       assert values.min() > 0.3, name
       assert values.max() < 1.4, name
       seen.add(kind)
-  assert seen == set(MUON_AXES)
+  assert seen == set(MATRIX_AXES)
 
 
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])

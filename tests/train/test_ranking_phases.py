@@ -105,6 +105,28 @@ def test_an_encoder_learns_what_is_relevant(data, encoder):
   assert hits[1] > 0.9 > hits[0]
 
 
+def test_queries_can_be_trained_alone(data, encoder):
+  phase = encoder_phase(data, encoder, trained="queries")
+  vectors = encoder([d.text for d in data.documents])
+  batch = phase.batch(0)
+  assert "documents" not in batch
+  np.testing.assert_array_equal(batch["vectors"], vectors[phase.task.examples(range(8)).documents])
+  # the loss by hand: all documents of the batch compete with the question's own
+  queries = encoder([phase.task.queries[i] for i in phase.task.examples(range(8)).queries])
+  scores = queries.astype(np.float64) @ batch["vectors"].reshape(16, -1).T / 0.05
+  scores[batch["known"] & (np.arange(16) != 2 * np.arange(8)[:, None])] = -np.inf  # it may also be a hard negative
+  expected = np.mean([np.log(np.exp(row).sum()) - row[2 * i] for i, row in enumerate(scores)])
+  with jax.set_mesh(phase._mesh):
+    state = phase.initial_state()
+    for step in range(40):
+      state, metrics = phase.step(state, phase.batch(step))
+      if not step:
+        assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-3)
+  trained = encoder.with_params(jax.device_get(state.params))
+  found = (trained(list(data.queries.values())) @ vectors.T).argmax(axis=1)
+  assert (found == np.arange(len(NAMES))).mean() > 0.9
+
+
 def test_a_cross_encoder_learns_what_is_relevant(encoder):
   """BM25 cannot tell the two documents about a name apart; the cross-encoder can, of names that it was not taught."""
   documents = [

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, TypedDict, Unpack
 
 import jax
@@ -11,12 +12,14 @@ from jax.sharding import Mesh
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.train.data import batches
+from selfrag_jax.train.lora import LoRAConfig, adapted, init_updates, merge
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
   Init,
   LossSums,
   TrainState,
   abstract,
+  abstract_params,
   abstract_state,
   init_state,
   make_update,
@@ -61,6 +64,9 @@ def check_split(rows: int, accumulate: int, name: str) -> None:
     raise ValueError(f"{name} {rows} is not divisible by accumulate {accumulate}")
 
 
+FULL = LoRAConfig()  # no rank: all parameters are trained
+
+
 class Start(TypedDict):
   """The arguments of every phase: it starts from `params`, or from fresh ones if None; `evaluate` scores parameters."""
 
@@ -71,17 +77,23 @@ class Start(TypedDict):
 
 
 class GradientPhase(abc.ABC):
-  """A phase whose step follows the gradient of `_loss`. `init(key)` draws fresh parameters."""
+  """A phase whose step follows the gradient of `_loss`. `init(key)` draws fresh parameters.
+
+  With `lora.rank` the state holds updates of the parameters that the phase starts from, which stay as they are.
+  """
 
   best_metric: str | None = None
 
-  def __init__(self, name: str, init: Init, config: PhaseConfig, **start: Unpack[Start]):
+  def __init__(self, name: str, init: Init, config: PhaseConfig, lora: LoRAConfig = FULL, **start: Unpack[Start]):
     self.name, self.total_steps = name, config.steps
-    self._init, self._mesh, self._seed = init, start["mesh"], start["seed"]
+    self._mesh, self._seed = start["mesh"], start["seed"]
     self._params, self._evaluate = start["params"], start["evaluate"]
+    self._model_init, self._lora = init, lora
+    self._init = partial(init_updates, init, lora.rank) if lora.rank else init
+    loss = adapted(self._loss, lora) if lora.rank else self._loss
     self._optimizer = make_optimizer(config.optimizer, config.steps)
-    shardings = state_shardings(init, self._optimizer, self._mesh)
-    self._update = make_update(self._loss, self._optimizer, config.accumulate, shardings)
+    shardings = state_shardings(self._init, self._optimizer, self._mesh)
+    self._update = make_update(loss, self._optimizer, config.accumulate, shardings)
 
   def abstract_state(self) -> TrainState:
     """Return the state as ShapeDtypeStructs with the shardings of the mesh, to restore a checkpoint into."""
@@ -89,7 +101,9 @@ class GradientPhase(abc.ABC):
 
   def initial_state(self) -> TrainState:
     """Make the state of step 0."""
-    if self._params is None:
+    if self._lora.rank and self._params is None:
+      raise ValueError(f"{self.name}.lora.rank = {self._lora.rank} needs a model to adapt, and there is none yet")
+    if self._lora.rank or self._params is None:
       return init_state(self._init, self._optimizer, self._mesh, self._seed)
     return state_from_params(self._params, self._optimizer, self._mesh, self._init, self._seed)
 
@@ -99,12 +113,24 @@ class GradientPhase(abc.ABC):
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
     """Update the state with a batch of host arrays."""
-    state, metrics = self._update(state, self._on_mesh(batch))
+    frozen = (self._params,) if self._lora.rank else ()
+    state, metrics = self._update(state, self._on_mesh(batch), *frozen)
     return state, metrics | {"tokens": self._count_tokens(batch)}
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     """Score the parameters of a state."""
-    return self._evaluate(state.params)
+    return self._evaluate(self.model_params(state.params))
+
+  def model_params(self, params: Params) -> Params:
+    """Return the parameters of the model, from those of a state."""
+    if not self._lora.rank:
+      return params
+    assert self._params is not None
+    return merge(self._params, params, self._lora)
+
+  def metadata(self) -> dict[str, Any]:
+    """Return the settings of the updates that a checkpoint holds, if it holds updates."""
+    return {"lora": dataclasses.asdict(self._lora)} if self._lora.rank else {}
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
     """Look at the metrics of a step; raise TrainingError to end the training."""
@@ -129,4 +155,6 @@ class GradientPhase(abc.ABC):
     return jax.device_put(batch, batch_sharding(self._mesh))
 
   def _lower_update(self, batch: Any, *constants: Any) -> jax.stages.Lowered:
-    return self._update.lower(self.abstract_state(), abstract(batch, batch_sharding(self._mesh)), *constants)
+    frozen = (abstract_params(self._model_init, self._mesh),) if self._lora.rank else ()
+    batch = abstract(batch, batch_sharding(self._mesh))
+    return self._update.lower(self.abstract_state(), batch, *frozen, *constants)

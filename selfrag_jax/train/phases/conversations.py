@@ -13,6 +13,7 @@ from absl import logging
 
 from selfrag_jax.checked import Count
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.train.lora import LoRAConfig
 from selfrag_jax.train.phases.base import BatchConfig, Start
 from selfrag_jax.train.phases.pretrain import LanguagePhase, Rows
 
@@ -26,6 +27,7 @@ class ConversationConfig(BatchConfig):
   steps: Count = 200
   batch_size: Count = 64
   max_tokens: Count = 128  # of a row; a longer conversation of a data set is left out and counted
+  lora: LoRAConfig = LoRAConfig()
 
 
 class ConversationPhase(LanguagePhase):
@@ -45,7 +47,7 @@ class ConversationPhase(LanguagePhase):
     config: ConversationConfig,
     **start: Unpack[Start],
   ):
-    super().__init__(name, model, config, **start)
+    super().__init__(name, model, config, config.lora, **start)
     self._config, self._size, self._pad = config, size, pad
     self._rows: list[tuple[list[int], int]] = []  # each row's conversations, and the index after the last of them
     self._rendered = lru_cache(4 * config.batch_size)(render)

@@ -7,7 +7,8 @@ the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Unpack
+from functools import cached_property
+from typing import Annotated, Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ class EncoderPhaseConfig(Checked):
   query_tokens: Annotated[int, Range(3, 2**20)] = 32  # with the two tokens that begin and end a text
   document_tokens: Annotated[int, Range(3, 2**20)] = 192
   temperature: Positive = 0.05
+  trained: Literal["all", "queries"] = "all"  # queries: the vectors of documents stay those of the start
   chunk: Natural = 0  # rows embedded at once, for batches that exceed the memory; 0: all
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -71,25 +73,35 @@ class EncoderPhase(GradientPhase):
     n = self._config.batch_size
     found = self.task.examples(range(step * n, (step + 1) * n))
     asked, asked_lengths = padded([self._queries[i] for i in found.queries], self._config.query_tokens)
-    flat = found.documents.reshape(-1)
-    shown, lengths = padded([self._documents[i] for i in flat], self._config.document_tokens)
-    shape = found.documents.shape
-    return {
+    flat, shape = found.documents.reshape(-1), found.documents.shape
+    batch = {
       "queries": asked,
       "query_lengths": asked_lengths,
-      "documents": shown.reshape(*shape, -1),
-      "lengths": lengths.reshape(shape),
       "known": self.task.known(found.queries.tolist(), flat.tolist()),
     }
+    if self._config.trained == "queries":
+      return {**batch, "vectors": self._vectors[found.documents]}
+    shown, lengths = padded([self._documents[i] for i in flat], self._config.document_tokens)
+    return {**batch, "documents": shown.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
+
+  @cached_property
+  def _vectors(self) -> np.ndarray:
+    """The documents' vectors before the training, f32 [N, D]."""
+    return np.asarray(self._encoder(self.task.documents), np.float32)
 
   def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
-    return int(batch["lengths"].sum() + batch["query_lengths"].sum())
+    return sum(int(batch[name].sum()) for name in ("lengths", "query_lengths") if name in batch)
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     queries = self._embed(params, batch["queries"], batch["query_lengths"])
-    n, width = batch["documents"].shape[:2]
-    documents = [self._embed(params, batch["documents"][:, i], batch["lengths"][:, i]) for i in range(width)]
-    documents = jnp.stack(documents, axis=1).reshape(n * width, -1)
+    if "vectors" in batch:
+      documents = batch["vectors"]
+    else:
+      columns = range(batch["documents"].shape[1])
+      embed = lambda i: self._embed(params, batch["documents"][:, i], batch["lengths"][:, i])
+      documents = jnp.stack([embed(i) for i in columns], axis=1)
+    n, width = documents.shape[:2]
+    documents = documents.reshape(n * width, -1)
     gold = jnp.arange(n) * width
     losses, first = info_nce(queries, documents, gold, batch["known"], temperature=self._config.temperature)
     weight = jnp.asarray(n, losses.dtype)

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from selfrag_jax.checked import Count, Weight
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.train.lora import LoRAConfig
 from selfrag_jax.train.losses import masked_lm_loss
-from selfrag_jax.train.phases.base import BatchConfig, GradientPhase, Start
+from selfrag_jax.train.phases.base import FULL, BatchConfig, GradientPhase, Start
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Params
 
@@ -33,9 +34,11 @@ class PretrainConfig(BatchConfig):
 class LanguagePhase(GradientPhase):
   """A phase of language modelling on packed rows, whatever they hold."""
 
-  def __init__(self, name: str, model: ModelConfig, config: BatchConfig, **start: Unpack[Start]):
+  def __init__(
+    self, name: str, model: ModelConfig, config: BatchConfig, lora: LoRAConfig = FULL, **start: Unpack[Start]
+  ):
     config.check_mesh(start["mesh"], name)
-    super().__init__(name, partial(init_params, model), config, **start)
+    super().__init__(name, partial(init_params, model), config, lora, **start)
     self._model = model
 
   def _count_tokens(self, batch: Rows) -> int:
