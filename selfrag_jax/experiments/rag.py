@@ -53,11 +53,8 @@ class Reading(Protocol):
 
   def questions(self, split: str, n: int, condition: str) -> Task: ...
 
-  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
-    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers.
-
-    `all_asked`: a conversation also asks for what its other documents say. Raises ValueError if that is unknown.
-    """
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers."""
     ...
 
 
@@ -160,7 +157,7 @@ class Experiment:
     config: Any = getattr(self, name)
     whole = name == "pretrain"
     shown = "retrieved" if whole else config.documents
-    task = self.reading.training(shown, self.rag.unanswerable, all_asked=whole)
+    task = self.reading.training(shown, self.rag.unanswerable)
 
     def render(index: int) -> Rendered:
       ids, mask = render_conversation(self.tokenizer, task[index], self.template)

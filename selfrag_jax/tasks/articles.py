@@ -71,14 +71,12 @@ class Articles:
     make = lambda row: self._conversation(row, texts(row), is_plain)
     return Task(f"articles_{split}", self._parts[split][:n], make, _exact, _f1)
 
-  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
+  def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
 
     An answer is trained on only beside its passage, which is added where it was not found. From the share
-    `unanswerable` of the questions it is taken away: the answer is UNKNOWN. Raises ValueError for `all_asked`.
+    `unanswerable` of the questions it is taken away: the answer is UNKNOWN.
     """
-    if all_asked:
-      raise ValueError("passages come with one question, not with all: a pretrained model needs no pretrain.steps")
     epochs = ShuffledEpochs(self._parts["train"], self._seed, EPOCHS)
 
     def make(index: int) -> Conversation:

@@ -7,10 +7,11 @@ words does.
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST, SPLITS
 from selfrag_jax.tasks.rag import Shown, show
-from selfrag_jax.tasks.task import Task
+from selfrag_jax.tasks.task import Conversation, Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
 from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
+CANDIDATES = 15  # documents of a search from which a training draws; more of them are about countries of alike names
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 
@@ -104,6 +106,10 @@ class World(NamedTuple):
   documents: list[Document]
   questions: list[tuple[str, int]]
 
+  def value(self, place: int) -> str:
+    """Return the value that a document states."""
+    return self.documents[place].metadata["value"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Countries:
@@ -138,8 +144,9 @@ class Countries:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     rng, n, r = self._rng(WORLD, split, number), self.n_countries, len(RELATIONS)
     names = _names(split == "train")
-    names = [names[i] for i in rng.permutation(len(names))[: n * (1 + r)]]
-    countries, values = names[:n], names[n:]
+    names = [names[i] for i in rng.permutation(len(names))]
+    countries = _alike(names, n, rng) if split == "train" else names[:n]
+    values = [name for name in names if name not in countries][: n * r]
     documents, questions = [], []
     for i, country in enumerate(countries):
       for j, wording in enumerate(RELATIONS.values()):
@@ -151,19 +158,13 @@ class Countries:
         questions.append((wording.questions[asked].format(c=country), at))
     return World(documents, questions)
 
-  def task(
-    self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0, all_asked: bool = False
-  ) -> Task:
+  def task(self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0) -> Task:
     """Return the first `n` questions of a split, each with the documents that were retrieved for it.
 
     The retriever sees the documents of the question's world; `edited` gives every document another value. The share
     `unanswerable` of the questions is asked where the document that answers is missing: the answer is UNKNOWN.
-    `all_asked`: after its own question, a conversation asks for what the other documents say.
     """
-    conversations = lru_cache(64)(lambda number: self._conversations(split, number, edited, unanswerable, all_asked))
-    find = lambda index: conversations(index // self.per_world)[index % self.per_world]
-    right = lambda conversation, completion: exact_match(completion, conversation["answers"])
-    return Task(f"countries_{split}", range(n), find, right)
+    return self._task(split, n, lambda number: self._retrieved(split, number, edited, unanswerable))
 
   def questions(self, split: str, n: int, condition: str) -> Task:
     """Return the first `n` questions of a split under a condition.
@@ -176,44 +177,78 @@ class Countries:
     task = self.task(split, n + more, edited=edited, unanswerable=missing)
     return (show(task, condition, more) if condition in ("none", "shuffled") else task)[:n]
 
-  def training(self, shown: Shown, unanswerable: float, all_asked: bool = False) -> Task:
-    """Return the questions of the training, which never end; see `task` for `unanswerable` and `all_asked`."""
-    task = self.task("train", ENDLESS, unanswerable=unanswerable, all_asked=all_asked)
-    return show(task, shown, self.per_world)
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return the conversations of the training, which never end; see `task` for the share `unanswerable`.
+
+    The document that answers stands among others of the first CANDIDATES, and a conversation asks for all of them, its
+    own question first.
+    """
+    return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
     return None
 
-  def _conversations(
-    self, split: str, number: int, edited: bool, unanswerable: float, all_asked: bool
-  ) -> Sequence[dict[str, Any]]:
+  def _task(self, split: str, n: int, make: Callable[[int], Sequence[Conversation]]) -> Task:
+    conversations = lru_cache(64)(make)
+    find = lambda index: conversations(index // self.per_world)[index % self.per_world]
+    right = lambda conversation, completion: exact_match(completion, conversation["answers"])
+    return Task(f"countries_{split}", range(n), find, right)
+
+  def _retrieved(self, split: str, number: int, edited: bool, unanswerable: float) -> list[Conversation]:
     world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)
+    conversations = []
+    for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
+      known = rng.random() >= unanswerable
+      places = [place for place in found if known or place != gold][: self.top_k]
+      conversations.append(_conversation(world, question, gold, rng.permutation(places), known))
+    return _shuffled(conversations, rng)
+
+  def _trained(self, number: int, unanswerable: float) -> list[Conversation]:
+    world, rng = self.world("train", number), self._rng(PLACES, "train", number)
+    conversations = []
+    for (question, gold), found in zip(world.questions, self._search(world, CANDIDATES), strict=True):
+      known = rng.random() >= unanswerable
+      others = rng.permutation([place for place in found if place != gold])[: self.top_k - known]
+      conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
+      turns = [
+        {"role": role, "content": content}
+        for other in others
+        for role, content in (("user", world.questions[other][0]), ("assistant", world.value(other)))
+      ]
+      conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
+    return _shuffled(conversations, rng)
+
+  def _search(self, world: World, top_k: int) -> list[list[int]]:
+    """Return the places of the documents that are found for each question of a world."""
     retriever = create(self.retriever)
     retriever.add_documents(world.documents)
-    found = retriever.retrieve_batch([question for question, _ in world.questions], self.top_k + 1)
-    conversations = []
-    for (question, gold), documents in zip(world.questions, found, strict=True):
-      known = rng.random() >= unanswerable
-      shown = [document for document in documents if known or document.id != str(gold)][: self.top_k]
-      if split == "train" and known and all(document.id != str(gold) for document in shown):
-        shown[-1] = world.documents[gold]  # an answer that is not found is not trained on
-      answer = world.documents[gold].metadata["value"] if known else UNKNOWN
-      shown = [shown[i] for i in rng.permutation(len(shown))]
-      texts = [{"title": document.title, "content": document.content} for document in shown]
-      example = create_rag_training_example(question, answer, texts, id=f"{split}-{number}-{gold}")
-      others = [int(document.id) for document in shown if all_asked and document.id != str(gold)]
-      for other in rng.permutation(others):
-        example["messages"] += [
-          {"role": "user", "content": world.questions[other][0]},
-          {"role": "assistant", "content": world.documents[other].metadata["value"]},
-        ]
-      conversations.append({**example, "answers": (answer,), "gold": world.documents[gold].content})
-    order = rng.permutation(len(conversations))  # neighbours in a batch ask about different countries
-    return [conversations[i] for i in order]
+    found = retriever.retrieve_batch([question for question, _ in world.questions], top_k)
+    return [[int(document.id) for document in documents] for documents in found]
 
   def _rng(self, stream: int, split: str, number: int) -> np.random.Generator:
     return np.random.default_rng([self.seed, stream, SPLITS.index(split), number])
+
+
+def _alike(names: Sequence[str], n: int, rng: np.random.Generator) -> list[str]:
+  """Draw `n` names that share their words: both words must be read to tell them apart."""
+  first, last = (list(dict.fromkeys(words)) for words in zip(*(name.split() for name in names), strict=True))
+  known, side = set(names), math.ceil(math.sqrt(2 * n))
+  while len(alike := [f"{a} {b}" for a in first[:side] for b in last[:side] if f"{a} {b}" in known]) < n:
+    side += 1
+  return [alike[i] for i in rng.permutation(len(alike))[:n]]
+
+
+def _conversation(world: World, question: str, gold: int, places: Iterable[int], known: bool) -> Conversation:
+  shown = [{"title": d.title, "content": d.content} for d in (world.documents[place] for place in places)]
+  answer = world.value(gold) if known else UNKNOWN
+  example = create_rag_training_example(question, answer, shown, id=f"{gold}")
+  return {**example, "answers": (answer,), "gold": world.documents[gold].content}
+
+
+def _shuffled(conversations: Sequence[Conversation], rng: np.random.Generator) -> list[Conversation]:
+  """Shuffle the conversations about a world: neighbours in a batch ask about different countries."""
+  return [conversations[i] for i in rng.permutation(len(conversations))]
 
 
 @lru_cache(2)

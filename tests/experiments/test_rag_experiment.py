@@ -63,7 +63,7 @@ def test_the_first_phase_reads_all_and_the_second_answers_alone():
   experiment = made()
   whole, answers = (experiment.phase(name, None).batch(0) for name in ("pretrain", "rag"))
   assert np.array_equal(whole["mask"], whole["segment_ids"] > 0)
-  assert 0.02 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.08
+  assert 0.05 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.15
 
 
 def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):

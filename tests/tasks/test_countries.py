@@ -65,19 +65,32 @@ def test_a_missing_document_makes_a_question_unanswerable():
   assert all(len(documents(row)) == 5 for row in unknown)
 
 
-def test_all_documents_of_a_conversation_can_be_asked_for():
-  task, plain = Countries().training("retrieved", 0.2, all_asked=True), Countries().training("retrieved", 0.2)
-  for row in (task[index] for index in range(N)):
+def test_a_training_asks_for_all_documents_of_a_conversation():
+  task = Countries().training("retrieved", 0.2)
+  rows = [task[index] for index in range(N)]
+  for row in rows:
     asked, said = ([m["content"] for m in row["messages"] if m["role"] == role] for role in ("user", "assistant"))
     known = row["answers"] != (UNKNOWN,)
+    assert (row["gold"] in [document["content"] for document in documents(row)]) == known
     assert len(set(asked)) == len(asked) == len(said) == (5 if known else 6)
     assert said[0] == row["answers"][0]
-    answered = {content for content in (d["content"] for d in documents(row)) if any(v in content for v in said)}
-    assert len(answered) == 5  # each document answers a question
-    for question, answer in zip(asked[1:], said[1:], strict=True):
-      [country] = re.findall(NAME, question)
-      assert any({country, answer} == set(re.findall(NAME, d["content"])) for d in documents(row))
-  assert plain[7]["messages"] == plain[7]["messages"][:3]
+    facts = [set(re.findall(NAME, document["content"])) for document in documents(row)]
+    asked_for = [{*re.findall(NAME, question), answer} for question, answer in zip(asked, said, strict=True)]
+    assert len(facts) == 5
+    assert sorted(map(sorted, facts)) == sorted(map(sorted, asked_for[0 if known else 1 :]))
+  assert 0.1 < np.mean([row["answers"] == (UNKNOWN,) for row in rows]) < 0.3
+  plain = task.evaluate(rows[0], rows[0]["answers"][0]), task.evaluate(rows[0], "Nobody")
+  assert plain == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 12, 60])
+def test_countries_of_a_training_have_names_that_are_alike(n):
+  shared = {}
+  for split in ("train", "test"):
+    titles = [{document.title for document in Countries(n).world(split, number).documents} for number in range(10)]
+    assert {len(of) for of in titles} == {n}
+    shared[split] = np.mean([n / len({title.split()[word] for title in of}) for of in titles for word in (0, 1)])
+  assert shared["train"] > 1.2 * shared["test"]
 
 
 def test_examples_are_a_function_of_seed_and_index():
@@ -91,7 +104,7 @@ def test_the_vocabulary_covers_every_conversation():
   tokenizer, task = Countries().tokenizer, Countries().task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 128
-  every = Countries().training("retrieved", 0.5, all_asked=True)
+  every = Countries().training("retrieved", 0.5)
   assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) < 192
 
 
