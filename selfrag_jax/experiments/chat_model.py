@@ -1,5 +1,6 @@
 """A chat model that answers conversations in batches, and the engine that offers it to textual gradients."""
 
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import selfrag_jax.textgrad as tg
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.model.lm import unstack
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
@@ -42,9 +44,16 @@ class ChatModel:
     self.tokenizer, self._config, self.context_tokens = loaded.tokenizer, loaded.config, loaded.context_tokens
     self._params = jax.jit(unstack, static_argnums=0)(loaded.config, loaded.params)
 
+  def count(self, conversation: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of tokens of a prompt."""
+    return len(self._prompt(conversation))
+
+  def _prompt(self, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
+    return render_for_completion(self.tokenizer, {"messages": list(conversation)}, self._template)
+
   def answer(
     self,
-    conversations: Sequence[Sequence[Mapping[str, str]]],
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
     *,
     max_new_tokens: int,
     sampling: SamplingConfig = GREEDY,
@@ -52,9 +61,7 @@ class ChatModel:
     batch_size: int = 1,
   ) -> list[Answer]:
     """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order."""
-    prompts = [
-      render_for_completion(self.tokenizer, {"messages": list(turns)}, self._template) for turns in conversations
-    ]
+    prompts = [self._prompt(turns) for turns in conversations]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
     for start in range(0, len(by_length), batch_size):
@@ -82,8 +89,19 @@ _loaded: weakref.WeakValueDictionary[str, ChatModel] = weakref.WeakValueDictiona
 def load_chat(source: str) -> ChatModel:
   """Load a chat model from a source of `load_model`; callers that hold it at the same time share one copy."""
   if (model := _loaded.get(source)) is None:
-    _loaded[source] = model = ChatModel(load_model(source), source)
+    _loaded[source] = model = ChatModel(_with_tokenizer(load_model(source), source), source)
   return model
+
+
+def _with_tokenizer(loaded: LoadedModel, source: str) -> LoadedModel:
+  """Give a fine-tuned model, whose checkpoint names its tokenizer alone, the tokenizer that it began with."""
+  init = loaded.metadata.get("config", {}).get("init")
+  if loaded.tokenizer is not None or not init:
+    return loaded
+  begun = load_pretrained(init)
+  if begun.tokenizer is None or begun.tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
+    raise ValueError(f"{source} was trained with a tokenizer that {init} no longer has")
+  return dataclasses.replace(loaded, tokenizer=begun.tokenizer, context_tokens=begun.context_tokens)
 
 
 class LocalEngine(tg.MeteredEngine):

@@ -124,7 +124,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
     section = dict(section)
     try:
       retrievers[name] = create(section.pop("type", name), **section)
-    except TypeError as error:
+    except ValueError as error:
       raise ValueError(f"config.retrievers.{name}: {error}") from None
   judged = read_beir(path, data.split)
   if n := config["queries"]:

@@ -238,6 +238,28 @@ def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Seque
   write_bytes_atomic(path, png_of(figure))
 
 
+def answer_bars(path: epath.PathLike, report: Mapping[str, Any]) -> None:
+  """Draw EM and F1 of each arm with their intervals, and the share of questions whose passages were all shown."""
+  arms = report["arms"]
+  figure = new_figure(9, 1.6 + 0.5 * len(arms))
+  left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+  rows = np.arange(len(arms))
+  for place, (key, label, color) in enumerate((("em", "EM", "#08519c"), ("f1", "F1", "#6baed6"))):
+    means = np.array([found[key] for found in arms.values()])
+    low, high = np.array([found[f"{key}_interval"] for found in arms.values()]).T
+    errors = np.maximum([means - low, high - means], 0)
+    left.barh(
+      rows + 0.38 * (place - 0.5), means, 0.36, xerr=errors, color=color, ecolor="black", capsize=2, label=label
+    )
+  left.set(yticks=rows, yticklabels=list(arms), xlim=(0, 1), xlabel="score, 95 % interval")
+  left.legend(fontsize=8)
+  left.invert_yaxis()
+  right.barh(rows, [found.get("all_gold", 0.0) for found in arms.values()], 0.5, color="#bdbdbd")
+  right.set(xlim=(0, 1), xlabel="questions whose gold passages were all shown")
+  figure.suptitle(f"{report['with_answer']:,} questions with an answer, of {report['questions']:,}")
+  write_bytes_atomic(path, png_of(figure))
+
+
 def short(name: str) -> str:
   """Return the name of a report's number as words, without the section that all numbers beside it have."""
   return name.removeprefix("conditions.").removeprefix("em.").replace(".", " ").replace("_", " ")

@@ -13,9 +13,9 @@ import numpy as np
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.beir import TitleParts, deal
-from selfrag_jax.retrieval.document import Document
 from selfrag_jax.tasks.countries import ENDLESS, UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
+from selfrag_jax.tasks.official import corpus_of
 from selfrag_jax.tasks.rag import Shown
 from selfrag_jax.tasks.search_task import ShuffledEpochs
 from selfrag_jax.tasks.task import Conversation, Task
@@ -43,11 +43,10 @@ class Articles:
     self._gold = [[(d["title"], d.get("content", "")) for d in example.get("gold", ())] for example in examples]
     if not any(self._gold):
       raise ValueError(f"{task.name} names no gold passages: there is no corpus to search")
-    context = [(d["title"], d.get("content", "")) for example in examples for d in example.get("context", ())]
-    texts = [text for text in dict.fromkeys([*context, *(text for gold in self._gold for text in gold)]) if text[1]]
-    self._ids = {text: str(number) for number, text in enumerate(texts)}
+    documents = corpus_of(examples)
+    self._texts = [(document.title, document.content) for document in documents]
     self._retriever = create(retriever)
-    self._retriever.add_documents(Document(id, *text) for text, id in self._ids.items())
+    self._retriever.add_documents(documents)
     dealt = deal({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
     split_of = {title: split for split, titles in dealt.items() for title in titles}
     self._rows = rows = [int(i) for i in self._rng(SPLIT).permutation(len(examples)) if self._gold[i]]
@@ -114,9 +113,8 @@ class Articles:
   def _by_question(self) -> dict[int, list[tuple[str, str]]]:
     """The passages that the retriever finds for each question, one more than are shown."""
     asked = [self._task[row]["question"] for row in range(len(self._task))]
-    texts = list(self._ids)
     found = self._retriever.retrieve_batch(asked, self._top_k + 1)
-    return {row: [texts[int(document.id)] for document in documents] for row, documents in enumerate(found)}
+    return {row: [self._texts[int(document.id)] for document in documents] for row, documents in enumerate(found)}
 
   def _found(self, row: int) -> list[tuple[str, str]]:
     return self._by_question[row][: self._top_k]

@@ -12,12 +12,13 @@ import re
 import reprlib
 import string
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from etils import epath
 
+from selfrag_jax.retrieval.document import Document
 from selfrag_jax.storage.json_lines import (
   get_field,
   parse_json,
@@ -64,6 +65,15 @@ class Format(NamedTuple, Generic[E]):
   records: Callable[[epath.Path], Records]
   parse: Callable[[Any], E]
   expected: str
+
+
+def corpus_of(examples: Iterable[Mapping[str, Any]]) -> list[Document]:
+  """Return all passages that examples hold, each once: first those beside the questions, then the gold ones."""
+  examples = list(examples)
+  passages = (passage for field in ("context", "gold") for example in examples for passage in example.get(field, ()))
+  texts = dict.fromkeys((passage["title"], passage.get("content", "")) for passage in passages)
+  whole = [text for text in texts if text[1]]  # a gold passage may be named by its title alone
+  return [Document(str(number), *text) for number, text in enumerate(whole)]
 
 
 def read_official(path: epath.PathLike, layout: Format[E]) -> Iterator[E]:

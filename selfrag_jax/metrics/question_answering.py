@@ -1,0 +1,87 @@
+"""All scores of one answered question: the answer, the passages that were shown, and what the answer says of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfrag_jax.metrics.answers import (
+  answer_scores,
+  exact_match,
+  joint_scores,
+  normalize_answer,
+  squad_f1,
+  substring_match,
+  supporting_fact_scores,
+)
+from selfrag_jax.metrics.citations import citation_scores, extract_citations_from_response, remove_citations
+from selfrag_jax.metrics.claims import check_hallucination
+from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_precision, compute_retrieval_recall
+
+NAN = float("nan")
+
+
+class QuestionScores(NamedTuple):
+  """The scores, in [0, 1]; NaN where a score does not apply.
+
+  `em`, `f1` and `contains` compare the answer with the accepted ones, `abstained` is whether the answer is that it is
+  not known. `recall`, `precision` and `all_gold` are those of the passages shown; the supporting facts of an answer are
+  the passages that it cites, or else all that were shown, and `joint_f1` combines them with the answer. `supported` is
+  the share of its claims that the passages support.
+  """
+
+  em: float
+  f1: float
+  contains: float
+  abstained: float
+  recall: float = NAN
+  precision: float = NAN
+  all_gold: float = NAN
+  facts_f1: float = NAN
+  joint_f1: float = NAN
+  citation_recall: float = NAN
+  citation_precision: float = NAN
+  supported: float = NAN
+
+
+def score_question(
+  completion: str,
+  answers: Sequence[str],
+  passages: Sequence[tuple[str, str]],
+  gold: Sequence[tuple[str, str]],
+  unknown: str,
+) -> QuestionScores:
+  """Score a completion beside the passages that it read, all as (title, text).
+
+  `unknown` is the answer that counts as none: right where there are no `answers`. Scores of passages are NaN without
+  passages or without gold ones, those of claims where the answer is that it is not known.
+  """
+  text = remove_citations(completion)
+  abstained = normalize_answer(text) == normalize_answer(unknown)
+  said = "" if abstained else text
+  scores = QuestionScores(
+    exact_match(said, answers), squad_f1(said, answers), substring_match(said, answers), float(abstained)
+  )
+  if not passages:
+    return scores
+  if gold:
+    ids, relevant = [str(passage) for passage in passages], [str(passage) for passage in gold]
+    numbers = {number for statement in extract_citations_from_response(completion) for number in statement.citations}
+    # a number that no passage has names something that is no fact
+    facts = [passages[n - 1] if 0 < n <= len(passages) else (n, "") for n in sorted(numbers)] or list(passages)
+    supporting = supporting_fact_scores(facts, gold)
+    best = max((answer_scores(said, answer) for answer in answers or ("",)), key=lambda found: found.f1)
+    scores = scores._replace(
+      recall=compute_retrieval_recall(ids, relevant),
+      precision=compute_retrieval_precision(ids, relevant),
+      all_gold=all_found(ids, relevant, len(ids)),
+      facts_f1=supporting.f1,
+      joint_f1=joint_scores(best, supporting).f1,
+    )
+  if abstained:
+    return scores
+  cited = citation_scores(completion, [f"{title}\n{text}" for title, text in passages])
+  claims = check_hallucination(text, [f"{title}\n{text}" for title, text in passages])
+  return scores._replace(
+    citation_recall=cited.recall,
+    citation_precision=cited.precision,
+    supported=claims["verification_rate"] if claims["total_facts"] else NAN,
+  )

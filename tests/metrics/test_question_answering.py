@@ -1,0 +1,58 @@
+"""All scores of one answered question, on cases whose scores are known."""
+
+import math
+
+import pytest
+
+from selfrag_jax.metrics.question_answering import NAN, QuestionScores, score_question
+
+OSLO = ("Oslo", "Oslo is the capital of Norway.")
+SEA = ("Sea", "The sea is deep.")
+BERGEN = ("Bergen", "Bergen lies in Norway, west of Oslo.")
+UNKNOWN = "I don't know"
+
+
+def shown(scores):
+  return {name: value for name, value in scores._asdict().items() if not math.isnan(value)}
+
+
+def test_a_cited_right_answer():
+  scores = score_question("Oslo is the capital of Norway [1].", ["Oslo"], [OSLO, SEA], [OSLO], UNKNOWN)
+  assert shown(scores) == {
+    "em": 0.0, "f1": pytest.approx(2 / 6), "contains": 1.0, "abstained": 0.0, "recall": 1.0, "precision": 0.5,
+    "all_gold": 1.0, "facts_f1": 1.0, "joint_f1": pytest.approx(2 / 6), "citation_recall": 1.0,
+    "citation_precision": 1.0, "supported": 1.0,
+  }  # fmt: skip
+
+
+def test_without_a_citation_all_passages_are_the_supporting_facts():
+  scores = score_question("Oslo", ["Oslo", "the city of Oslo"], [SEA, OSLO], [OSLO, BERGEN], UNKNOWN)
+  assert (scores.em, scores.recall, scores.precision, scores.all_gold) == (1.0, 0.5, 0.5, 0.0)
+  assert scores.facts_f1 == scores.joint_f1 == 0.5
+  assert (scores.citation_recall, scores.citation_precision) == (0.0, 0.0)
+
+
+def test_a_forged_citation_is_wrong():
+  scores = score_question("Oslo is the capital of Norway [7].", ["Oslo"], [OSLO], [OSLO], UNKNOWN)
+  assert (scores.citation_recall, scores.citation_precision, scores.facts_f1) == (0.0, 0.0, 0.0)
+
+
+def test_a_claim_that_no_passage_holds():
+  scores = score_question("Oslo is not the capital of Norway.", ["Oslo"], [OSLO], [OSLO], UNKNOWN)
+  assert scores.supported == 0.0
+
+
+@pytest.mark.parametrize(("answers", "right"), [((), 1.0), (("Oslo",), 0.0)])
+def test_not_to_know_is_right_where_there_is_no_answer(answers, right):
+  scores = score_question("I don’t know.".replace("’", "'"), answers, [SEA], [SEA], UNKNOWN)
+  assert (scores.em, scores.f1, scores.contains, scores.abstained) == (right, right, right, 1.0)
+  assert math.isnan(scores.supported)
+  assert scores.recall == 1.0
+
+
+def test_scores_that_do_not_apply_are_no_numbers():
+  alone = score_question("Oslo", ["Oslo"], [], [OSLO], UNKNOWN)
+  assert shown(alone) == {"em": 1.0, "f1": 1.0, "contains": 1.0, "abstained": 0.0}
+  assert "recall" not in shown(score_question("Oslo", ["Oslo"], [OSLO], [], UNKNOWN))
+  assert math.isnan(NAN)
+  assert QuestionScores._fields[:2] == ("em", "f1")
