@@ -9,7 +9,7 @@ from selfrag_jax.encoders.bert import BertConfig, BertEncoder, init_bert
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.cross_encoder import CrossEncoder
 from selfrag_jax.retrieval.dense import DenseRetriever
@@ -169,10 +169,15 @@ def test_long_rows_keep_their_end(data, encoder):
   assert (batch["documents"][..., 5] == encoder.tokenizer.special["[SEP]"]).all()
 
 
-def test_a_language_model_can_be_the_encoder(data):
+@pytest.fixture(scope="module")
+def lm_encoder(data):
   tokenizer = ByteTokenizer()
   config = ModelConfig(tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, ssm_head_dim=16, block_pattern="MT")
-  encoder = LMEncoder(config, nn.unbox(init_params(config, jax.random.key(0))), tokenizer, max_tokens=32)
+  return LMEncoder(config, nn.unbox(init_params(config, jax.random.key(0))), tokenizer, max_tokens=32)
+
+
+def test_a_language_model_can_be_the_encoder(data, lm_encoder):
+  encoder = lm_encoder.with_params(lm_encoder.params)
   assert encoder.constants == {}
   encoder.fit([document.text for document in data.documents])
   phase = encoder_phase(data, encoder, query_tokens=24, document_tokens=32, steps=15)
@@ -187,3 +192,43 @@ def test_a_language_model_can_be_the_encoder(data):
   retriever.add_documents(data.documents)  # which does not fit it again
   np.testing.assert_array_equal(trained.constants["mean"], jax.device_get(state.params)["mean"])
   assert not np.array_equal(trained.constants["mean"], encoder.constants["mean"])
+
+
+def test_a_language_model_learns_to_embed_and_to_write(data, lm_encoder):
+  options = {"query_tokens": 24, "document_tokens": 20, "batch_size": 4, "steps": 25}
+  weights = {
+    "contrast": {},
+    "both": {"language_weight": 0.5},
+    "text": {"contrastive_weight": 0, "language_weight": 0.5},
+  }
+  phases = {name: encoder_phase(data, lm_encoder, **options, **of) for name, of in weights.items()}
+  first, last, accuracy = {}, {}, {}
+  for name, phase in phases.items():
+    with jax.set_mesh(phase._mesh):
+      state = phase.initial_state()
+      for step in range(25):
+        state, metrics = phase.step(state, phase.batch(step))
+        first.setdefault(name, metrics)
+      last[name], accuracy[name] = metrics, float(metrics["accuracy"])
+  # the documents are cut to 20 bytes: those between the first and the last are predicted
+  batch, config, params = phases["both"].batch(0), lm_encoder.config, lm_encoder.params["model"]
+  tokens = batch["documents"].reshape(8, 20)
+  logits = LM(config).apply(params, LM(config).apply(params, tokens), method="logits")
+  log_probs = np.asarray(jax.nn.log_softmax(np.asarray(logits, np.float64)[:, :18]))
+  written = -np.take_along_axis(log_probs, tokens[:, 1:19, None], axis=2).mean()
+  assert (batch["lengths"] == 20).all()
+  assert float(first["both"]["language_loss"]) == pytest.approx(written, rel=1e-4)
+  assert float(first["both"]["loss"]) == pytest.approx(float(first["contrast"]["loss"]) + 0.5 * written, rel=1e-4)
+  assert float(first["text"]["loss"]) == pytest.approx(0.5 * written, rel=1e-4)
+  for name in ("both", "text"):
+    assert float(last[name]["language_loss"]) < 0.9 * written
+  assert accuracy["both"] > accuracy["text"]
+
+
+def test_the_language_loss_needs_a_language_model_that_reads_documents(data, encoder, lm_encoder):
+  with pytest.raises(ValueError, match=r"encoder\.language_weight = 0\.5 needs a language model"):
+    encoder_phase(data, encoder, language_weight=0.5)
+  with pytest.raises(ValueError, match="both 0"):
+    encoder_phase(data, lm_encoder, contrastive_weight=0)
+  with pytest.raises(ValueError, match="which trained = 'queries' does not read"):
+    encoder_phase(data, lm_encoder, language_weight=0.5, trained="queries")

@@ -3,6 +3,9 @@
 Negatives are the documents of the other queries, across all devices, and hard negatives that BM25 found (DPR, arXiv
 2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient: memory does not bound
 the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983) by rematerialisation.
+
+A language model can learn both, to embed and to write, from the same states of the same documents. (GritLM, arXiv
+2402.09906, reads them twice, since it embeds with attention to both sides.)
 """
 
 import dataclasses
@@ -14,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.checked import Checked, Count, Natural, Positive, Range
+from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Weight
 from selfrag_jax.encoders.base import TextEncoder
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.mesh import check_batch
-from selfrag_jax.ragged import pad_rows
+from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.losses import info_nce
+from selfrag_jax.train.losses import info_nce, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.train.state import LossSums
@@ -37,6 +41,8 @@ class EncoderPhaseConfig(Checked):
   document_tokens: Annotated[int, Range(3, 2**20)] = 192
   temperature: Positive = 0.05
   trained: Literal["all", "queries"] = "all"  # queries: the vectors of documents stay those of the start
+  contrastive_weight: Weight = 1.0
+  language_weight: Weight = 0.0  # of the language loss on the documents, for a language model that must stay one
   chunk: Natural = 0  # rows embedded at once, for batches that exceed the memory; 0: all
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -46,6 +52,10 @@ class EncoderPhaseConfig(Checked):
 
   def __post_init__(self):
     super().__post_init__()
+    if not self.contrastive_weight and not self.language_weight:
+      raise ValueError("contrastive_weight and language_weight are both 0: nothing would be trained")
+    if self.language_weight and self.trained == "queries":
+      raise ValueError("language_weight is the loss on documents, which trained = 'queries' does not read; set it to 0")
     if self.chunk and self.batch_size % self.chunk:
       raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
@@ -64,6 +74,10 @@ class EncoderPhase(GradientPhase):
     **start: Unpack[Start],
   ):
     check_batch(start["mesh"], config.chunk or config.batch_size, f"{name}.chunk, or {name}.batch_size")
+    if config.language_weight and not isinstance(encoder, LMEncoder):
+      raise ValueError(
+        f"{name}.language_weight = {config.language_weight} needs a language model, such as smollm2-135m"
+      )
     super().__init__(name, encoder.init, config, **start)
     self._encoder, self.task, self._config = encoder, task, config
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
@@ -105,7 +119,20 @@ class EncoderPhase(GradientPhase):
     gold = jnp.arange(n) * width
     losses, first = info_nce(queries, documents, gold, batch["known"], temperature=self._config.temperature)
     weight = jnp.asarray(n, losses.dtype)
-    return LossSums(losses.sum(), weight, {"accuracy": first.sum().astype(losses.dtype)})
+    loss, metrics = self._config.contrastive_weight * losses.sum(), {"accuracy": first.sum().astype(losses.dtype)}
+    if self._config.language_weight:
+      metrics["language_loss"] = n * self._language_loss(params, batch["documents"], batch["lengths"])
+      loss += self._config.language_weight * metrics["language_loss"]
+    return LossSums(loss, weight, metrics)
+
+  def _language_loss(self, params: Params, documents: Array, lengths: Array) -> Array:
+    """Return the mean cross-entropy of the documents' tokens between the first and the last of each."""
+    tokens, lengths = documents.reshape(-1, documents.shape[-1]), lengths.reshape(-1)
+    segment_ids = length_mask(lengths, tokens.shape[1], jnp).astype(jnp.int32)
+    log_probs = sequence_log_probs(self._encoder.config, params["model"], tokens, segment_ids)
+    # the last token of a text that was cut does not follow the others, see `padded`
+    mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
+    return -jnp.sum(jnp.where(mask, log_probs, 0)) / jnp.maximum(mask.sum(), 1)
 
   def _embed(self, params: Params, tokens: Array, lengths: Array) -> Array:
     chunk = self._config.chunk or len(tokens)
