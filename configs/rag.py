@@ -36,8 +36,8 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "init": "",
     "data": {"name": "countries"},
     "model": tiny_model(variant, d_model=64, n_heads=2),
-    "pretrain": {"steps": 1000, "batch_size": 16, "max_tokens": 224, "optimizer": optimizer()},
-    "rag": {"steps": 500, "batch_size": 16, "max_tokens": 224, "optimizer": optimizer(learning_rate=5e-3)},
+    "pretrain": {"steps": 1200, "batch_size": 32, "max_tokens": 192, "optimizer": optimizer()},
+    "rag": {"steps": 600, "batch_size": 32, "max_tokens": 192, "optimizer": optimizer(learning_rate=5e-3)},
     "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

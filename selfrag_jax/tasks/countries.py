@@ -7,7 +7,6 @@ words does.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -26,7 +25,6 @@ from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
-CANDIDATES = 15  # documents of a search from which a training draws; more of them are about countries of alike names
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 
@@ -144,9 +142,8 @@ class Countries:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     rng, n, r = self._rng(WORLD, split, number), self.n_countries, len(RELATIONS)
     names = _names(split == "train")
-    names = [names[i] for i in rng.permutation(len(names))]
-    countries = _alike(names, n, rng) if split == "train" else names[:n]
-    values = [name for name in names if name not in countries][: n * r]
+    names = [names[i] for i in rng.permutation(len(names))[: n * (1 + r)]]
+    countries, values = names[:n], names[n:]
     documents, questions = [], []
     for i, country in enumerate(countries):
       for j, wording in enumerate(RELATIONS.values()):
@@ -180,8 +177,8 @@ class Countries:
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return the conversations of the training, which never end; see `task` for the share `unanswerable`.
 
-    The document that answers stands among others of the first CANDIDATES, and a conversation asks for all of them, its
-    own question first.
+    A conversation asks for all of its documents, its own question first; the document that answers it is added where it
+    was not found.
     """
     return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
 
@@ -207,13 +204,13 @@ class Countries:
   def _trained(self, number: int, unanswerable: float) -> list[Conversation]:
     world, rng = self.world("train", number), self._rng(PLACES, "train", number)
     conversations = []
-    for (question, gold), found in zip(world.questions, self._search(world, CANDIDATES), strict=True):
+    for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
       known = rng.random() >= unanswerable
-      others = rng.permutation([place for place in found if place != gold])[: self.top_k - known]
+      others = [place for place in found if place != gold][: self.top_k - known]
       conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
       turns = [
         {"role": role, "content": content}
-        for other in others
+        for other in rng.permutation(others)
         for role, content in (("user", world.questions[other][0]), ("assistant", world.value(other)))
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
@@ -228,15 +225,6 @@ class Countries:
 
   def _rng(self, stream: int, split: str, number: int) -> np.random.Generator:
     return np.random.default_rng([self.seed, stream, SPLITS.index(split), number])
-
-
-def _alike(names: Sequence[str], n: int, rng: np.random.Generator) -> list[str]:
-  """Draw `n` names that share their words: both words must be read to tell them apart."""
-  first, last = (list(dict.fromkeys(words)) for words in zip(*(name.split() for name in names), strict=True))
-  known, side = set(names), math.ceil(math.sqrt(2 * n))
-  while len(alike := [f"{a} {b}" for a in first[:side] for b in last[:side] if f"{a} {b}" in known]) < n:
-    side += 1
-  return [alike[i] for i in rng.permutation(len(alike))[:n]]
 
 
 def _conversation(world: World, question: str, gold: int, places: Iterable[int], known: bool) -> Conversation:

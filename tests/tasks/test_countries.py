@@ -83,16 +83,6 @@ def test_a_training_asks_for_all_documents_of_a_conversation():
   assert plain == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("n", [2, 12, 60])
-def test_countries_of_a_training_have_names_that_are_alike(n):
-  shared = {}
-  for split in ("train", "test"):
-    titles = [{document.title for document in Countries(n).world(split, number).documents} for number in range(10)]
-    assert {len(of) for of in titles} == {n}
-    shared[split] = np.mean([n / len({title.split()[word] for title in of}) for of in titles for word in (0, 1)])
-  assert shared["train"] > 1.2 * shared["test"]
-
-
 def test_examples_are_a_function_of_seed_and_index():
   one, again, other = (Countries(seed=seed).task("train", N) for seed in (1, 1, 2))
   assert one[7] == again[7]
