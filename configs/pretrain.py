@@ -3,7 +3,7 @@
 python launch/train.py --config=configs/pretrain.py             lists of facts and questions, generated on demand
 python launch/train.py --config=configs/pretrain.py:sentence    any variant of selfrag_jax/tasks/facts.py
 
-Before sentences, a phase `pairs` reads lists of names and codes: recall forms there on every seed that was tried.
+Before sentences, a phase `pairs` reads lists of names and codes, from which recall forms more surely.
 """
 
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ class Needed(NamedTuple):
   memory: float
 
 
-# recall forms on pairs first, at a step between 300 and 700: from sentences alone, some seeds do not learn it in
-# thousands of steps
+# recall forms on pairs first, on most seeds at a step between 300 and 700: from sentences alone, some seeds do not learn
+# it in thousands of steps
 STEPS = dict.fromkeys(WORDINGS, Steps(1200, 800, 150, 100)) | {
   "two_fact": Steps(1200, 1800, 400, 150),
   "paraphrase": Steps(1200, 800, 250, 100),  # questions in other words than the facts take longer to find them
