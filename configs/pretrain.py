@@ -41,8 +41,8 @@ class Needed(NamedTuple):
   memory: float
 
 
-# recall forms on pairs first, on most seeds at a step between 300 and 700: from sentences alone, some seeds do not learn
-# it in thousands of steps
+# recall forms on pairs first, on most seeds at a step between 300 and 700: from sentences alone, some do not learn it
+# in thousands of steps
 STEPS = dict.fromkeys(WORDINGS, Steps(1200, 800, 150, 100)) | {
   "two_fact": Steps(1200, 1800, 400, 150),
   "paraphrase": Steps(1200, 800, 250, 100),  # questions in other words than the facts take longer to find them
