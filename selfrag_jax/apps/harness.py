@@ -24,9 +24,12 @@ from selfrag_jax.model.pretrained import without_appended
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import COMPACT, Special, find_template
 from selfrag_jax.train.load import LoadedModel
-from selfrag_jax.typing import Params
+from selfrag_jax.typing import Params, PRNGKey
 
 STEP = 64  # lengths are rounded up to a multiple, so that a few compiled programs serve all requests
+# names that pretrained models have for the beginning of a text, and for its end
+FIRSTS = ("<s>", "<|begin_of_text|>", "<bos>")
+ENDS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>")
 CONTEXT = 2048  # tokens, for a model that has no limit of its own
 Request = tuple[Any, list[int], list[int]]  # what was asked, and the ids of context and continuation
 _complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampling", "stop_ids"))
@@ -38,7 +41,16 @@ class HarnessLM(TemplateLM):
   Text that spells a control token stays text, so prompts in a chat template are not supported.
   """
 
-  def __init__(self, loaded: LoadedModel, *, batch_size: int = 8, max_length: int = 0, max_new_tokens: int = 256):
+  def __init__(
+    self,
+    loaded: LoadedModel,
+    *,
+    batch_size: int = 8,
+    max_length: int = 0,
+    max_new_tokens: int = 256,
+    prefix_token: str = "",
+    end_token: str = "",
+  ):
     """Wrap a loaded model.
 
     Args:
@@ -47,8 +59,11 @@ class HarnessLM(TemplateLM):
       batch_size: rows at once.
       max_length: the most tokens of a context (0: the model's own limit, or 2,048); longer ones lose their beginning.
       max_new_tokens: the length of continuations where a task does not set it.
+      prefix_token: the control token before a text without a context (empty: the first of a conversation, or else one
+        of the usual names).
+      end_token: the control token that ends a continuation (empty: the end of a turn, or else one of the usual names).
 
-    Raises ValueError for a model without a tokenizer.
+    Raises ValueError for a model without a tokenizer, and for one that does not know these tokens.
     """
     super().__init__()
     if loaded.tokenizer is None:
@@ -56,11 +71,22 @@ class HarnessLM(TemplateLM):
     self._tokens = loaded.tokenizer
     self._config, self._params = without_appended(loaded.config, loaded.params, loaded.base_vocab_size)
     self._unstacked: Params | None = None  # made for the first continuation
-    template = find_template(loaded.tokenizer) or COMPACT
-    first = next(part for part in (*template.bos, *template.user.prefix) if isinstance(part, Special))
-    self._prefix, self._end = (loaded.tokenizer.special[mark.name] for mark in (first, template.end_of_turn))
+    template = find_template(loaded.tokenizer) or (COMPACT if loaded.base_vocab_size is None else None)
+    marks = [part for part in (*template.bos, *template.user.prefix) if isinstance(part, Special)] if template else []
+    ends = [template.end_of_turn.name] if template else [*ENDS]
+    firsts = [marks[0].name] if marks else [*FIRSTS, *ENDS]
+    self._end = self._known("end_token", [end_token] if end_token else ends)
+    self._prefix = self._known("prefix_token", [prefix_token] if prefix_token else firsts)
     self.batch_size, self.max_length = batch_size, max_length or loaded.context_tokens or CONTEXT
     self._most_new = max_new_tokens
+
+  def _known(self, option: str, names: Sequence[str]) -> int:
+    """Return the id of the first name that the model knows: appended ids are cut from it."""
+    unknown = self._config.vocab_size
+    ids = [id for name in names if (id := self._tokens.special.get(name, unknown)) < unknown]
+    if not ids:
+      raise ValueError(f"the model knows no control token {' or '.join(names)}; name one: HarnessLM(..., {option}=...)")
+    return ids[0]
 
   @property
   def eot_token_id(self) -> int:
@@ -80,6 +106,8 @@ class HarnessLM(TemplateLM):
     self, requests: Sequence[Request], disable_tqdm: bool = False, **_: Any
   ) -> list[tuple[float, bool]]:
     answers: dict[int, tuple[float, bool]] = {}
+    if (longest := max((len(continuation) for *_, continuation in requests), default=0)) > self.max_length:
+      raise ValueError(f"a continuation has {longest} tokens, this model reads {self.max_length:,}; raise max_length")
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
     with tqdm(total=len(requests), desc="likelihoods", disable=disable_tqdm) as progress:
       for start in range(0, len(order), self.batch_size):
@@ -124,15 +152,15 @@ class HarnessLM(TemplateLM):
         alike = list(group)
         for start in range(0, len(alike), self.batch_size):
           part = alike[start : start + self.batch_size]
-          texts |= zip(
-            part, self._continue([requests[i].args[0] for i in part], requests[part[0]].args[1]), strict=True
-          )
+          key = jax.random.fold_in(jax.random.key(0), part[0])
+          written = self._continue([requests[i].args[0] for i in part], requests[part[0]].args[1], key)
+          texts |= zip(part, written, strict=True)
           for i in part:
             self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
           progress.update(len(part))
     return [texts[i] for i in range(len(requests))]
 
-  def _continue(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
+  def _continue(self, contexts: Sequence[str], settings: dict[str, Any], key: PRNGKey) -> list[str]:
     options: dict[str, Any] = dict(normalize_gen_kwargs(settings, self._most_new))
     most = options["max_gen_toks"]
     if most >= self.max_length:
@@ -147,7 +175,7 @@ class HarnessLM(TemplateLM):
       self._unstacked,
       tokens,
       lengths,
-      jax.random.key(0),
+      key,
       max_new_tokens=most,
       sampling=_sampling(options),
       stop_ids=(self.eot_token_id,),
@@ -161,4 +189,5 @@ class HarnessLM(TemplateLM):
 def _sampling(options: dict[str, Any]) -> SamplingConfig:
   if not options.get("do_sample"):
     return GREEDY
-  return SamplingConfig(options["temperature"], int(options.get("top_k", 0)), float(options.get("top_p", 1.0)))
+  top_k, top_p = options.get("top_k") or 0, options.get("top_p") or 1.0
+  return SamplingConfig(options.get("temperature") or 1.0, int(top_k), float(top_p))

@@ -96,8 +96,10 @@ def load_chat(source: str) -> ChatModel:
 def _with_tokenizer(loaded: LoadedModel, source: str) -> LoadedModel:
   """Give a fine-tuned model, whose checkpoint names its tokenizer alone, the tokenizer that it began with."""
   init = loaded.metadata.get("config", {}).get("init")
-  if loaded.tokenizer is not None or not init:
+  if loaded.tokenizer is not None:
     return loaded
+  if not init:
+    raise ValueError(f"{source} holds no tokenizer: a chat model is a pretrained one, or a run that began from one")
   begun = load_pretrained(init)
   if begun.tokenizer is None or begun.tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
     raise ValueError(f"{source} was trained with a tokenizer that {init} no longer has")

@@ -19,6 +19,7 @@ from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.base import BaseRetriever, create
 from selfrag_jax.retrieval.beir import Judged
+from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.multi_hop import by_search
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
@@ -61,9 +62,9 @@ EXTRA = ("prompt_tokens", "tokens", "searches", "left_out")
 
 
 class Shown(NamedTuple):
-  """The passages of a question, best first, and the number of searches that found them."""
+  """The passages of a question, best first, and the number of searches; None in an arm that shows none."""
 
-  passages: Sequence[Text]
+  passages: Sequence[Text] | None
   searches: int = 0
 
 
@@ -74,10 +75,11 @@ class Experiment:
   config: dict[str, Any]
   settings: QAConfig
   chat: ChatModel
-  examples: list[Conversation]
+  examples: Sequence[Conversation]
   corpus: Judged
   arms: dict[str, BaseRetriever | None]
   audit: str
+  f1: Callable[[str, Sequence[str]], float]
 
 
 def build(config: Mapping[str, Any]) -> Experiment:
@@ -97,10 +99,20 @@ def build(config: Mapping[str, Any]) -> Experiment:
   order = np.random.default_rng(data.seed).permutation(len(task))[: data.questions]
   chat = load_chat(config["model"])
   check_new_tokens(section.max_new_tokens, chat.context_tokens)
-  examples = list(task.select(order.tolist()))
+  examples = [
+    {**example, "gold": whole_passages(example["gold"], documents)} for example in task.select(order.tolist())
+  ]
   if not any(example["answers"] for example in examples):
     raise ValueError(f"none of the {len(examples)} questions that were drawn has an answer; draw more, or another seed")
-  return Experiment(config, section, chat, examples, Judged(documents, {}, {}), arms, str(audit))
+  f1 = lambda said, answers: task.reward({"answers": answers}, said)
+  return Experiment(config, section, chat, examples, Judged(documents, {}, {}), arms, str(audit), f1)
+
+
+def whole_passages(gold: Sequence[Mapping[str, str]], documents: Sequence[Document]) -> list[Mapping[str, str]]:
+  """Return gold passages with their texts, which the corpus has where a file names a passage by its title alone."""
+  plain = lambda title: "".join(title.split()).replace("_", "")
+  texts = {plain(document.title): document.content for document in documents}
+  return [{"content": texts.get(plain(passage["title"]), ""), **passage} for passage in gold]
 
 
 def _retriever(name: str, section: Mapping[str, Any]) -> BaseRetriever | None:
@@ -151,11 +163,13 @@ def find(experiment: Experiment, name: str, retriever: BaseRetriever | None) -> 
   """Return the passages of each question in an arm."""
   if retriever is None:
     kind = experiment.config["arms"][name].get("type", name)
-    return [Shown([_text(d) for d in example["gold"]] if kind == "gold" else ()) for example in experiment.examples]
-  retriever.add_documents(experiment.corpus.documents)
+    return [Shown([_text(d) for d in example["gold"]] if kind == "gold" else None) for example in experiment.examples]
+  if not len(retriever):
+    retriever.add_documents(experiment.corpus.documents)
   asked = [example["question"] for example in experiment.examples]
   found = retriever.retrieve_batch(asked, experiment.settings.top_k)
-  return [Shown([(d.title, d.content) for d in documents], len(by_search(documents))) for documents in found]
+  # a search that finds nothing is one, too
+  return [Shown([(d.title, d.content) for d in documents], max(len(by_search(documents)), 1)) for documents in found]
 
 
 def ask(experiment: Experiment, shown: Sequence[Shown]) -> dict[str, np.ndarray]:
@@ -164,15 +178,16 @@ def ask(experiment: Experiment, shown: Sequence[Shown]) -> dict[str, np.ndarray]
   room = (chat.context_tokens or section.max_tokens + section.max_new_tokens) - section.max_new_tokens
   limit = min(section.max_tokens, room)
   for example, found in zip(experiment.examples, shown, strict=True):
-    passages = fitting(found.passages, lambda some, e=example: chat.count(conversation(e, some, section)), limit)
+    passages = fitting(found.passages or (), lambda some, e=example: chat.count(conversation(e, some, section)), limit)
     kept.append(passages)
     prompts.append(conversation(example, passages, section))
   answers = chat.answer(prompts, max_new_tokens=section.max_new_tokens, batch_size=section.batch_size)
   rows = []
   for example, found, passages, answer in zip(experiment.examples, shown, kept, answers, strict=True):
     gold = [_text(document) for document in example["gold"]]
-    scores = score_question(answer.text, example["answers"], passages, gold, UNKNOWN)
-    extra = answer.prompt_tokens, answer.tokens, found.searches, len(found.passages) - len(passages)
+    read = None if found.passages is None else passages
+    scores = score_question(answer.text, example["answers"], read, gold, UNKNOWN, experiment.f1)
+    extra = answer.prompt_tokens, answer.tokens, found.searches, len(found.passages or ()) - len(passages)
     rows.append([*scores, *extra])
   has_answer = [float(bool(example["answers"])) for example in experiment.examples]
   columns = np.array(rows, np.float64).T

@@ -54,7 +54,7 @@ class Reading(Protocol):
   def questions(self, split: str, n: int, condition: str) -> Task: ...
 
   def training(self, shown: Shown, unanswerable: float) -> Task:
-    """Return an endless task; the share `unanswerable` of its questions is asked without the document that answers."""
+    """Return an endless task; the share `unanswerable` of its conversations lacks the document for their question."""
     ...
 
 
@@ -95,7 +95,7 @@ class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
-  unanswerable: Share = 0.1  # of the questions: the document that answers is taken away
+  unanswerable: Share = 0.1  # of the conversations: the document that answers their (first) question is taken away
 
 
 @dataclasses.dataclass(frozen=True)

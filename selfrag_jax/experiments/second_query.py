@@ -5,9 +5,9 @@ The vectors of the passages stay as they are: a trained encoder of queries works
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from selfrag_jax.checked import Checked, Seed, Share
+from selfrag_jax.checked import Checked, Range, Seed
 from selfrag_jax.encoders.cached import CorpusEncoder
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
@@ -32,7 +32,7 @@ class TwoCollections(Checked):
 
   path: str = ""
   test_path: str = ""
-  valid: Share = 0.2  # of the questions of the first collection
+  valid: Annotated[float, Range(above=0, below=1)] = 0.2  # share of the questions of the first collection
   seed: Seed = 0
 
 

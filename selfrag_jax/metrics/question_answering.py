@@ -1,6 +1,6 @@
 """All scores of one answered question: the answer, the passages that were shown, and what the answer says of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from selfrag_jax.metrics.answers import (
@@ -45,22 +45,25 @@ class QuestionScores(NamedTuple):
 def score_question(
   completion: str,
   answers: Sequence[str],
-  passages: Sequence[tuple[str, str]],
+  passages: Sequence[tuple[str, str]] | None,
   gold: Sequence[tuple[str, str]],
   unknown: str,
+  f1: Callable[[str, Sequence[str]], float] = squad_f1,
 ) -> QuestionScores:
-  """Score a completion beside the passages that it read, all as (title, text).
+  """Score a completion beside the passages that it read, all as (title, text); None: it was to read none.
 
-  `unknown` is the answer that counts as none: right where there are no `answers`. Scores of passages are NaN without
-  passages or without gold ones, those of claims where the answer is that it is not known.
+  `unknown`, and an empty completion, count as no answer: right where there are no `answers`. `f1` is the rule of the
+  data set. Where no passage was found, the scores of passages are 0. They are NaN without gold passages, and those of
+  claims where there is no answer or no passage.
   """
   text = remove_citations(completion)
-  abstained = normalize_answer(text) == normalize_answer(unknown)
+  plain = normalize_answer(text.replace("’", "'"))
+  abstained = plain in ("", normalize_answer(unknown))
   said = "" if abstained else text
   scores = QuestionScores(
-    exact_match(said, answers), squad_f1(said, answers), substring_match(said, answers), float(abstained)
+    exact_match(said, answers), f1(said, answers), substring_match(said, answers), float(abstained)
   )
-  if not passages:
+  if passages is None:
     return scores
   if gold:
     ids, relevant = [str(passage) for passage in passages], [str(passage) for passage in gold]
@@ -72,11 +75,11 @@ def score_question(
     scores = scores._replace(
       recall=compute_retrieval_recall(ids, relevant),
       precision=compute_retrieval_precision(ids, relevant),
-      all_gold=all_found(ids, relevant, len(ids)),
+      all_gold=all_found(ids, relevant),
       facts_f1=supporting.f1,
       joint_f1=joint_scores(best, supporting).f1,
     )
-  if abstained:
+  if abstained or not passages:
     return scores
   cited = citation_scores(completion, [f"{title}\n{text}" for title, text in passages])
   claims = check_hallucination(text, [f"{title}\n{text}" for title, text in passages])

@@ -130,7 +130,7 @@ def deal(titles: Collection[str], parts: Mapping[str, float], seed: int = 0) -> 
   So the order of a mapping, which a config may change, decides nothing. Raises ValueError for fewer titles than parts.
   """
   if len(titles) < len(parts):
-    raise ValueError(f"{len(titles)} titles cannot be split into {len(parts)} parts; titles are what is dealt")
+    raise ValueError(f"{len(titles)} titles or names cannot be dealt to {len(parts)} parts")
   ordered = sorted(titles)
   shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
   names = sorted(parts)

@@ -90,6 +90,7 @@ class DenseRetriever(BaseRetriever):
   @query_encoder.setter
   def query_encoder(self, encoder: Encoder) -> None:
     self._asking = encoder
+    self.settings.pop("query_model", None)
 
   @property
   def constants(self) -> Mapping[str, Any]:

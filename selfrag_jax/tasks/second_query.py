@@ -18,5 +18,6 @@ def with_read_passages(data: Judged) -> Judged:
       if others := {other: grade for other, grade in data.qrels[id].items() if other != read}:
         text = add_passage(question, [[documents[read]]])
         assert text is not None
-        queries[f"{id} {read}"], qrels[f"{id} {read}"] = text, others
+        key = f"{id}\t{read}"  # no id has a tab: the file of judgements separates its columns by tabs
+        queries[key], qrels[key] = text, others
   return data._replace(queries=queries, qrels=qrels)

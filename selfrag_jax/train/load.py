@@ -18,7 +18,7 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.checkpoint import load, read_metadata
-from selfrag_jax.train.lora import LoRAConfig, init_updates, merge
+from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, merge
 from selfrag_jax.train.state import Init, abstract_params, param_shardings
 from selfrag_jax.typing import Params
 
@@ -96,8 +96,11 @@ def load_model(
   _check_model(folder, config, model)
   init = partial(init_params, config)
   if settings := metadata.get("lora"):
-    lora = LoRAConfig(**settings)
-    params = merge(_adapted(source, metadata, mesh), _read(folder, partial(init_updates, init, lora.rank), mesh), lora)
+    lora = LoRAConfig(settings["rank"], settings["alpha"])
+    adapted = _adapted(source, metadata, mesh)
+    if fingerprint(adapted) != settings["adapts"]:
+      raise ValueError(f"{folder} holds updates of another model than the one that its run began with has now become")
+    params = merge(adapted, _read(folder, partial(init_updates, init, lora.rank), mesh), lora)
   else:
     params = _read(folder, init, mesh)
   return LoadedModel(config, params, metadata, tokenizer)

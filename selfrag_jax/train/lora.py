@@ -5,6 +5,7 @@ The updates are the collection `lora` beside the collection `params`, at the pla
 """
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax.checked import Checked, Natural, Positive
 from selfrag_jax.train.optimizer import MATRIX_AXES
 from selfrag_jax.train.state import Init, LossSums
 from selfrag_jax.typing import Params, PRNGKey
+
+SAMPLE = 64  # values of a weight by which it is recognised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,15 @@ def init_updates(init: Init, rank: int, key: PRNGKey) -> Params:
     down = jax.random.normal(jax.random.fold_in(key, number), (*layers, rows, rank), leaf.dtype) * rows**-0.5
     updates[path] = {"down": down, "up": jnp.zeros((*layers, rank, columns), leaf.dtype)}
   return unflatten_dict(updates)
+
+
+def fingerprint(params: Params) -> str:
+  """Return a digest that tells the models that updates may belong to apart: of the first values of every weight."""
+  digest = hashlib.sha256()
+  for path, leaf in sorted(flatten_dict(params["params"]).items()):
+    first = np.asarray(jnp.ravel(leaf)[:SAMPLE], np.float32)
+    digest.update(f"{path} {leaf.shape}".encode() + first.tobytes())
+  return digest.hexdigest()
 
 
 def adapted(loss: Callable[..., LossSums], config: LoRAConfig) -> Callable[..., LossSums]:

@@ -1,6 +1,7 @@
 """lm-evaluation-harness on our models: the same results as its Hugging Face backend on the same weights."""
 
 import json
+import shutil
 
 import flax.linen as nn
 import jax
@@ -102,6 +103,27 @@ def test_a_task_gives_the_same_report(both, tmp_path):
   np.testing.assert_allclose(said[0].astype(float), said[1].astype(float), atol=2e-4)
 
 
+@pytest.mark.parametrize(("first", "last"), [("<s>", "</s>"), ("<|endoftext|>", "<|endoftext|>"), ("<A>", "<B>")])
+def test_tokens_of_models_that_do_not_chat(folder, tmp_path, first, last):
+  """The tokens around a text are the model's own, as in the other backend, and never appended ones."""
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  for file in ("tokenizer.json", "tokenizer_config.json"):
+    text = (tmp_path / file).read_text()
+    (tmp_path / file).write_text(text.replace(FIRST, first).replace(LAST, last if last != first else "<other>"))
+  options = {"prefix_token": first, "end_token": last} if first == "<A>" else {}
+  theirs = HFLM(pretrained=str(tmp_path), device="cpu", dtype="float32", logits_cache=False)
+  if first == "<A>":
+    with pytest.raises(ValueError, match=r"the model knows no control token </s> or .*end_token="):
+      HarnessLM(load_model(tmp_path))
+  ours = HarnessLM(load_model(tmp_path), **options)
+  assert (ours.prefix_token_id, ours.eot_token_id) == (0, 0 if first == last else 1)
+  pairs = [("", text) for text in TEXTS]
+  scores = [
+    [score for score, _ in m.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True)] for m in (theirs, ours)
+  ]
+  np.testing.assert_allclose(scores[1], scores[0], atol=2e-4)
+
+
 def test_text_never_becomes_a_control_token(both):
   control = both[1].tok_encode(f"a{LAST}b{FIRST}")
   assert not {both[1].eot_token_id, both[1].prefix_token_id} & set(control)
@@ -131,4 +153,9 @@ def test_a_model_that_began_here_is_asked_too():
   scored = model._loglikelihood_tokens([(None, ids[:2], [best]), (None, ids[:2], [other])], disable_tqdm=True)
   assert [greedy for _, greedy in scored] == [True, False]
   sampled = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "until": ["."]}
-  assert len(model.generate_until(asked("generate_until", [("ab", sampled), ("", sampled)]), disable_tqdm=True)) == 2
+  said = model.generate_until(asked("generate_until", [("ab", sampled)] * 8 + [("", sampled)]), disable_tqdm=True)
+  assert len(set(said)) > 4  # no batch repeats another one's samples
+  assert len(model.generate_until(asked("generate_until", [("ab", {"do_sample": True})]), disable_tqdm=True)) == 1
+  short = HarnessLM(LoadedModel(config, params, {}, ByteTokenizer()), max_length=8)
+  with pytest.raises(ValueError, match="a continuation has 12 tokens, this model reads 8"):
+    short.loglikelihood(asked("loglikelihood", [("ab", "c" * 12)]), disable_tqdm=True)

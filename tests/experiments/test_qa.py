@@ -8,9 +8,20 @@ import pytest
 
 from configs.qa import get_config
 from selfrag_jax.experiments import chat_model
-from selfrag_jax.experiments.qa import ask, build, conversation, dry_run, evaluate, find, fitting, value_names
+from selfrag_jax.experiments.qa import (
+  ask,
+  build,
+  conversation,
+  dry_run,
+  evaluate,
+  find,
+  fitting,
+  value_names,
+  whole_passages,
+)
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.retrieval.document import Document
 
 MAYORS = {"Avila": "Ada", "Bergen": "Bo", "Cadiz": "Cy", "Dover": "Di", "Evora": "Ed"}
 TEXTS = {town: f"The mayor of {town} is {name}." for town, name in MAYORS.items()}
@@ -110,8 +121,8 @@ def test_passages_that_do_not_fit_are_left_out_from_the_end(made):
   tight = made(**{"qa.max_tokens": count(found.passages[:1]) + 4})
   rows = ask(tight, find(tight, "bm25", tight.arms["bm25"]))
   assert rows["left_out"].min() == 1
-  assert not np.isnan(rows["recall"][rows["left_out"] == 1]).any()
-  assert np.isnan(rows["recall"][rows["left_out"] == 2]).all()  # nothing was shown
+  assert rows["recall"][rows["left_out"] == 1].tolist() == [1.0] * int((rows["left_out"] == 1).sum())
+  assert (rows["recall"][rows["left_out"] == 2] == 0).all()  # nothing was shown
 
 
 def test_a_model_of_ours_reads_passages_in_their_own_turn(made):
@@ -138,3 +149,11 @@ def test_a_model_of_ours_reads_passages_in_their_own_turn(made):
 def test_what_cannot_be_asked_is_an_error(made, changes, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     made(**changes)
+
+
+def test_a_passage_that_is_named_by_its_title_gets_its_text():
+  documents = [Document("0", "New York", "A city."), Document("1", "Oslo", "Another one.")]
+  gold = [{"title": "New_York"}, {"title": "Oslo", "content": "Its own text."}]
+  assert whole_passages(gold, documents) == [
+    {"title": "New_York", "content": "A city."}, {"title": "Oslo", "content": "Its own text."},
+  ]  # fmt: skip

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from selfrag_jax.metrics.question_answering import NAN, QuestionScores, score_question
+from selfrag_jax.metrics.answers import hotpot_f1
+from selfrag_jax.metrics.question_answering import NAN, score_question
 
 OSLO = ("Oslo", "Oslo is the capital of Norway.")
 SEA = ("Sea", "The sea is deep.")
@@ -42,17 +43,26 @@ def test_a_claim_that_no_passage_holds():
   assert scores.supported == 0.0
 
 
+@pytest.mark.parametrize("said", ["I don't know.", "I don’t know", "", "[1]"])
 @pytest.mark.parametrize(("answers", "right"), [((), 1.0), (("Oslo",), 0.0)])
-def test_not_to_know_is_right_where_there_is_no_answer(answers, right):
-  scores = score_question("I don’t know.".replace("’", "'"), answers, [SEA], [SEA], UNKNOWN)
+def test_not_to_know_is_right_where_there_is_no_answer(answers, right, said):
+  scores = score_question(said, answers, [SEA], [SEA], UNKNOWN)
   assert (scores.em, scores.f1, scores.contains, scores.abstained) == (right, right, right, 1.0)
   assert math.isnan(scores.supported)
   assert scores.recall == 1.0
 
 
 def test_scores_that_do_not_apply_are_no_numbers():
-  alone = score_question("Oslo", ["Oslo"], [], [OSLO], UNKNOWN)
+  alone = score_question("Oslo", ["Oslo"], None, [OSLO], UNKNOWN)
   assert shown(alone) == {"em": 1.0, "f1": 1.0, "contains": 1.0, "abstained": 0.0}
   assert "recall" not in shown(score_question("Oslo", ["Oslo"], [OSLO], [], UNKNOWN))
+  nothing = score_question("Oslo", ["Oslo"], [], [OSLO], UNKNOWN)  # a search that found nothing
+  passages = "recall", "precision", "all_gold", "facts_f1", "joint_f1"
+  assert {name: value for name, value in shown(nothing).items() if name in passages} == dict.fromkeys(passages, 0.0)
+  assert math.isnan(nothing.supported)
   assert math.isnan(NAN)
-  assert QuestionScores._fields[:2] == ("em", "f1")
+
+
+def test_the_f1_is_that_of_the_data_set():
+  assert score_question("no one", ["no"], None, [], UNKNOWN).f1 > 0.5
+  assert score_question("no one", ["no"], None, [], UNKNOWN, hotpot_f1).f1 == 0.0

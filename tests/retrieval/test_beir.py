@@ -65,7 +65,7 @@ def test_no_title_is_in_two_parts(tmp_path):
   both = any({"t0", "t3"} <= part for part in titles)
   assert sum(len(part.queries) for part in parts.values()) == 5 if both else 4
   assert split_by_title(data, {"test": 0.25, "valid": 0.25, "train": 0.5}, seed=1) == parts
-  with pytest.raises(ValueError, match="4 titles cannot be split into 5 parts"):
+  with pytest.raises(ValueError, match="4 titles or names cannot be dealt to 5 parts"):
     split_by_title(data, dict.fromkeys("abcde", 1.0))
 
 

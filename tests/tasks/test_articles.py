@@ -91,7 +91,7 @@ def test_what_cannot_be_split_is_an_error():
   valid = {row["id"].split("-")[0] for row in make(EXAMPLES).questions("valid", 99, "gold")}
   with pytest.raises(ValueError, match="the split valid has no question with an answer: give it a larger share"):
     make([found._replace(answers=()) if found.id.split("-")[0] in valid else found for found in EXAMPLES])
-  with pytest.raises(ValueError, match="1 titles cannot be split into 3 parts"):
+  with pytest.raises(ValueError, match="1 titles or names cannot be dealt to 3 parts"):
     make(EXAMPLES[:3])
   with pytest.raises(ValueError, match="towns names no gold passages"):
     make([found._replace(gold=()) for found in EXAMPLES])

@@ -14,16 +14,16 @@ def test_each_passage_is_read_once_and_the_others_remain():
   assert made.documents == DOCUMENTS
   assert made.queries == {
     "1": "which one?",
-    "1 a": "which one? A about a",
-    "1 b": "which one? B about b",
-    "1 c": "which one? C about c",
+    "1\ta": "which one? A about a",
+    "1\tb": "which one? B about b",
+    "1\tc": "which one? C about c",
     "2": "who?",
   }
   assert made.qrels == {
     **DATA.qrels,
-    "1 a": {"b": 2.0, "c": 1.0},
-    "1 b": {"a": 1.0, "c": 1.0},
-    "1 c": {"a": 1.0, "b": 2.0},
+    "1\ta": {"b": 2.0, "c": 1.0},
+    "1\tb": {"a": 1.0, "c": 1.0},
+    "1\tc": {"a": 1.0, "b": 2.0},
   }
 
 

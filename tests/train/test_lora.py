@@ -1,5 +1,6 @@
 """LoRA: adapted and merged models are the same, only updates are trained, and a workdir gives the merged model."""
 
+import shutil
 from functools import partial
 
 import flax.linen as nn
@@ -161,13 +162,30 @@ def test_a_workdir_gives_the_merged_model(tmp_path):
   assert norm(merged) != norm(params)
   with pytest.raises(ValueError, match="another lora"):
     train(phase(params, lora=LoRAConfig(rank=3, alpha=7.0), steps=6), tmp_path, LOOP, metadata)
+  other, _ = drawn(model("TM"), seed=7)
+  for refused in (
+    lambda: train(phase(other, steps=6), tmp_path, LOOP, metadata),
+    lambda: read_ended(phase(other), tmp_path, metadata),
+  ):
+    with pytest.raises(ValueError, match="another lora"):
+      refused()
   with pytest.raises(ValueError, match="use another workdir"):
     read_ended(phase(params, lora=LoRAConfig()), tmp_path, metadata)
 
 
+def test_a_workdir_whose_first_model_has_changed_is_refused(tmp_path):
+  said = {"model": model("TM").to_dict(), "tokenizer": {"name": "bytes", "fingerprint": TOKENIZER.fingerprint}}
+  params = train(phase(None, name="pretrain", lora=LoRAConfig()), tmp_path, LOOP, said).params
+  train(phase(params), tmp_path, LOOP, {**said, "origin": {"phase": "pretrain", "steps": 4}})
+  shutil.rmtree(tmp_path / "checkpoints" / "pretrain")
+  train(phase(drawn(model("TM"), seed=7)[0], name="pretrain", lora=LoRAConfig()), tmp_path, LOOP, said)
+  with pytest.raises(ValueError, match="holds updates of another model"):
+    load_model(tmp_path)
+
+
 def test_there_must_be_a_model_to_adapt():
   with pytest.raises(ValueError, match=r"rag\.lora\.rank = 3 needs a model to adapt"):
-    phase(None).initial_state()
+    run_steps(phase(None))
 
 
 def layers_of(modules, which):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.lora import LoRAConfig, adapted, init_updates, merge
+from selfrag_jax.train.lora import LoRAConfig, adapted, fingerprint, init_updates, merge
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
   Init,
@@ -101,8 +101,6 @@ class GradientPhase(abc.ABC):
 
   def initial_state(self) -> TrainState:
     """Make the state of step 0."""
-    if self._lora.rank and self._params is None:
-      raise ValueError(f"{self.name}.lora.rank = {self._lora.rank} needs a model to adapt, and there is none yet")
     if self._lora.rank or self._params is None:
       return init_state(self._init, self._optimizer, self._mesh, self._seed)
     return state_from_params(self._params, self._optimizer, self._mesh, self._init, self._seed)
@@ -113,7 +111,7 @@ class GradientPhase(abc.ABC):
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
     """Update the state with a batch of host arrays."""
-    frozen = (self._params,) if self._lora.rank else ()
+    frozen = (self._adapted,) if self._lora.rank else ()
     state, metrics = self._update(state, self._on_mesh(batch), *frozen)
     return state, metrics | {"tokens": self._count_tokens(batch)}
 
@@ -123,14 +121,20 @@ class GradientPhase(abc.ABC):
 
   def model_params(self, params: Params) -> Params:
     """Return the parameters of the model, from those of a state."""
-    if not self._lora.rank:
-      return params
-    assert self._params is not None
-    return merge(self._params, params, self._lora)
+    return merge(self._adapted, params, self._lora) if self._lora.rank else params
+
+  @property
+  def _adapted(self) -> Params:
+    """The parameters that updates are trained for. Raises ValueError if the phase starts without any."""
+    if self._params is None:
+      raise ValueError(f"{self.name}.lora.rank = {self._lora.rank} needs a model to adapt, and there is none yet")
+    return self._params
 
   def metadata(self) -> dict[str, Any]:
-    """Return the settings of the updates that a checkpoint holds, if it holds updates."""
-    return {"lora": dataclasses.asdict(self._lora)} if self._lora.rank else {}
+    """Return the settings of the updates that a checkpoint holds, if it holds updates, and the model they are for."""
+    if not self._lora.rank:
+      return {}
+    return {"lora": {**dataclasses.asdict(self._lora), "adapts": fingerprint(self._adapted)}}
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
     """Look at the metrics of a step; raise TrainingError to end the training."""
