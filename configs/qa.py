@@ -5,9 +5,9 @@
   python launch/eval.py --config=configs/qa.py --data=FOLDER --config.model=WORKDIR --config.qa.as_text=False
 
 FOLDER holds the official files of the data set; the passages of all its questions are the corpus that is searched.
-WORKDIR is a run of configs/rag.py:smollm2_135m. Every arm asks the same questions by greedy decoding. Writes qa.json (EM, F1,
-retrieval, supporting facts, citations, claims, abstention, tokens and searches of each arm, with paired differences to
-`config.baseline`), qa.csv, qa.npz and qa.png.
+WORKDIR is a run of configs/rag.py:smollm2_135m. Every arm asks the same questions by greedy decoding. Writes qa.json
+(EM, F1, retrieval, supporting facts, citations, claims, abstention, tokens and searches of each arm, with paired
+differences to `config.baseline`), qa.csv, qa.npz and qa.png.
 """
 
 import ml_collections
