@@ -13,10 +13,12 @@ from selfrag_jax.settings import settings
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs").glob("*.py") if path.stem != "__init__")
 VARIANTS = {
+  "encoder": ("minilm", "smollm2_135m"),
   "gradient_rag": ("rulebook", "pipeline", "router", "program", "bbh"),
   "memory": ("kv", "text"),
   "headlines": ("all",),
   "position_recall": ("kv", "documents"),
+  "qa": ("hotpotqa",),
   "pretrain": ("sentence", "text"),
   "rag": ("hybrid", "smollm2_135m"),
   "refrag": ("hybrid", "smollm2_135m"),

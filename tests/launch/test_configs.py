@@ -21,7 +21,8 @@ from selfrag_jax.tasks.context_batch import ListKind
 from selfrag_jax.tasks.facts import WORDINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-ALL = [(name, None) for name in ("encoder", "rerank", "headlines")]
+ALL = [(name, None) for name in ("encoder", "rerank", "second_query", "headlines")]
+ALL += [("encoder", "smollm2_135m"), *(("qa", variant) for variant in ("hotpotqa", "musique", "squad"))]
 ALL += [(name, variant) for name in ("pretrain", "memory") for variant in (*WORDINGS, "text")]
 ALL += [("position_recall", variant) for variant in (*WORDINGS, "documents")]
 ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m")] + [
