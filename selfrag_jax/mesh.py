@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import flax.linen as nn
 import jax
 from flax.linen import spmd
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -113,6 +114,15 @@ def shardings_of(boxed: Any, mesh: Mesh) -> Any:
   # an optimizer for a part of the parameters keeps empty boxes for the other parameters
   boxed = jax.tree.map(lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, boxed, is_leaf=is_box)
   return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
+
+
+def fetch(tree: Any) -> Any:
+  """Copy arrays to numpy on every host, whole even where other hosts hold shards of them."""
+  if jax.process_count() == 1:
+    return jax.device_get(tree)
+  is_here = lambda x: not isinstance(x, jax.Array) or x.is_fully_addressable
+  whole = lambda x: jax.device_get(x) if is_here(x) else multihost_utils.process_allgather(x, tiled=True)
+  return jax.tree.map(whole, tree)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

@@ -1,8 +1,8 @@
 """The adapter for lm-evaluation-harness, which evaluates our models on its tasks (`pip install -e '.[harness]'`).
 
-from lm_eval import simple_evaluate
-from selfrag_jax.apps.harness import HarnessLM
-simple_evaluate(model=HarnessLM(load_model("smollm2-135m")), tasks=["arc_easy"])
+  lm_eval.simple_evaluate(model=HarnessLM(load_model("smollm2-135m")), tasks=["arc_easy"])
+
+All tokens of a text are ordinary ones, whatever it spells.
 """
 
 from collections.abc import Sequence
@@ -112,10 +112,8 @@ class HarnessLM(TemplateLM):
     with tqdm(total=len(requests), desc="likelihoods", disable=disable_tqdm) as progress:
       for start in range(0, len(order), self.batch_size):
         part = order[start : start + self.batch_size]
-        rows = [
-          [*context, *continuation][-self.max_length - 1 :] for _, context, continuation in self._of(requests, part)
-        ]
-        scored = [len(continuation) for _, _, continuation in self._of(requests, part)]
+        rows = [[*requests[i][1], *requests[i][2]][-self.max_length - 1 :] for i in part]
+        scored = [len(requests[i][2]) for i in part]
         spare = self.batch_size - len(part)
         tokens, lengths = pad_rows(rows + [[]] * spare, round_up(len(rows[0]), STEP))
         counts, most = np.array(scored + [0] * spare, np.int32), round_up(max(scored), 8)
@@ -126,10 +124,6 @@ class HarnessLM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood", asked, answers[i])
         progress.update(len(part))
     return [answers[i] for i in range(len(requests))]
-
-  @staticmethod
-  def _of(requests: Sequence[Request], part: Sequence[int]) -> list[Request]:
-    return [requests[i] for i in part]
 
   def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
     """Return the log-likelihood of whole texts; those longer than the context are cut into windows."""

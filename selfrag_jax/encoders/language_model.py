@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
+from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
@@ -79,7 +79,7 @@ class LMEncoder(TextEncoder):
 
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute mean and scale over all `rows`."""
-    read = lambda *batch: _on_host(pooled(self.config, self.params["model"], *batch))
+    read = lambda *batch: fetch(pooled(self.config, self.params["model"], *batch))
     states = embed_by_length(rows, read, self.width, self._rounded)
     spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
     self.constants = {"mean": states.mean(axis=0), "scale": 1 / spread}
@@ -113,11 +113,6 @@ class LMEncoder(TextEncoder):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
     others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in ("mean", "scale")})}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others)
-
-
-def _on_host(rows: Array) -> np.ndarray:
-  """Copy rows to this host, including the shards that other hosts hold."""
-  return np.asarray(rows if rows.is_fully_addressable else multihost_utils.process_allgather(rows, tiled=True))
 
 
 def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:

@@ -33,16 +33,8 @@ class Experiment(ranking.RankingExperiment):
 
   def phase(self) -> EncoderPhase:
     task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])
-    return EncoderPhase(
-      "encoder",
-      task,
-      self.encoder,
-      self.settings,
-      mesh=self.mesh,
-      seed=self.config["seed"],
-      params=self.encoder.params,
-      evaluate=lambda params: self.score("valid", params).means,
-    )
+    start = self.start(lambda params: self.score("valid", params).means)
+    return EncoderPhase(self.name, task, self.encoder, self.settings, **start)
 
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
     before, trained = self.score("test", self.encoder.params), self.score("test", params)

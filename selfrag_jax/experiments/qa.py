@@ -19,12 +19,11 @@ from selfrag_jax.reports import figures
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.base import BaseRetriever, create
 from selfrag_jax.retrieval.beir import Judged
-from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.multi_hop import by_search
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.storage.atomic import write_bytes_atomic
-from selfrag_jax.tasks.audit import complete_only
+from selfrag_jax.tasks.audit import complete_only, with_texts
 from selfrag_jax.tasks.countries import UNKNOWN
 from selfrag_jax.tasks.official import corpus_of
 from selfrag_jax.tasks.qa import load_task
@@ -99,20 +98,11 @@ def build(config: Mapping[str, Any]) -> Experiment:
   order = np.random.default_rng(data.seed).permutation(len(task))[: data.questions]
   chat = load_chat(config["model"])
   check_new_tokens(section.max_new_tokens, chat.context_tokens)
-  examples = [
-    {**example, "gold": whole_passages(example["gold"], documents)} for example in task.select(order.tolist())
-  ]
+  examples = list(with_texts(task.select(order.tolist()), documents))
   if not any(example["answers"] for example in examples):
     raise ValueError(f"none of the {len(examples)} questions that were drawn has an answer; draw more, or another seed")
   f1 = lambda said, answers: task.reward({"answers": answers}, said)
   return Experiment(config, section, chat, examples, Judged(documents, {}, {}), arms, str(audit), f1)
-
-
-def whole_passages(gold: Sequence[Mapping[str, str]], documents: Sequence[Document]) -> list[Mapping[str, str]]:
-  """Return gold passages with their texts, which the corpus has where a file names a passage by its title alone."""
-  plain = lambda title: "".join(title.split()).replace("_", "")
-  texts = {plain(document.title): document.content for document in documents}
-  return [{"content": texts.get(plain(passage["title"]), ""), **passage} for passage in gold]
 
 
 def _retriever(name: str, section: Mapping[str, Any]) -> BaseRetriever | None:

@@ -2,7 +2,7 @@
 
 import abc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +16,7 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.train.loop import LoopConfig
-from selfrag_jax.train.phases.base import GradientPhase
+from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.typing import Params
 
 
@@ -51,6 +51,10 @@ class RankingExperiment(abc.ABC):
   @abc.abstractmethod
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
     """Score the rankings of the test part that are `compared`; return the scores and further values of the report."""
+
+  def start(self, evaluate: Callable[[Params], Mapping[str, float]]) -> Start:
+    """Return the arguments of a phase that starts from the encoder; `evaluate` scores its parameters."""
+    return {"mesh": self.mesh, "seed": self.config["seed"], "params": self.encoder.params, "evaluate": evaluate}
 
   @property
   def counts(self) -> dict[str, int]:

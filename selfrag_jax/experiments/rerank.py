@@ -60,16 +60,7 @@ class Experiment(ranking.RankingExperiment):
   def phase(self) -> RerankPhase:
     section = self.settings
     task = RankingTask(self.data["train"], section.negatives, mined=section.depth, seed=self.config["seed"])
-    return RerankPhase(
-      "rerank",
-      task,
-      self.encoder,
-      section,
-      mesh=self.mesh,
-      seed=self.config["seed"],
-      params=self.encoder.params,
-      evaluate=self.validate,
-    )
+    return RerankPhase(self.name, task, self.encoder, section, **self.start(self.validate))
 
   def validate(self, params: Params) -> dict[str, float]:
     """Score a cross-encoder on the periodic queries, without BM25's scores."""

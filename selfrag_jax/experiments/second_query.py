@@ -63,16 +63,8 @@ class Experiment(ranking.RankingExperiment):
 
   def phase(self) -> EncoderPhase:
     task = RankingTask(with_read_passages(self.data["train"]), self.settings.hard_negatives, seed=self.config["seed"])
-    return EncoderPhase(
-      self.name,
-      task,
-      self.encoder,
-      self.settings,
-      mesh=self.mesh,
-      seed=self.config["seed"],
-      params=self.encoder.params,
-      evaluate=lambda params: self.search(self.data["valid"], params, "add_passage", 2).means,
-    )
+    start = self.start(lambda params: self.search(self.data["valid"], params, "add_passage", 2).means)
+    return EncoderPhase(self.name, task, self.encoder, self.settings, **start)
 
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
     test, before = self.data["test"], self.encoder.params

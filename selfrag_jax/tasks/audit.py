@@ -1,6 +1,6 @@
 """An audit of a corpus: whether it has the passages from which its questions can be answered."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from selfrag_jax.metrics.answers import CLOSED_ANSWERS, normalize_answer
@@ -57,6 +57,13 @@ def complete_only(task: Task, documents: Iterable[Document]) -> tuple[Task, Audi
   if not kept:
     raise ValueError(f"no question of {task.name} has all its gold passages in the corpus: {audit}")
   return task.select(kept), audit
+
+
+def with_texts(examples: Iterable[Conversation], documents: Iterable[Document]) -> Iterator[Conversation]:
+  """Yield examples whose gold passages have their texts: where a title is all that is named, that of the corpus."""
+  texts = {_key({"title": document.title}): document.content for document in documents}
+  whole = lambda passage: {"content": texts.get(_key({"title": passage["title"]}), ""), **passage}
+  return ({**example, "gold": [whole(passage) for passage in example.get("gold", ())]} for example in examples)
 
 
 def _audit(examples: Iterable[Conversation], documents: Iterable[Document]) -> tuple[Audit, list[int]]:

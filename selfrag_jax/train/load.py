@@ -97,10 +97,10 @@ def load_model(
   init = partial(init_params, config)
   if settings := metadata.get("lora"):
     lora = LoRAConfig(settings["rank"], settings["alpha"])
-    adapted = _adapted(source, metadata, mesh)
-    if fingerprint(adapted) != settings["adapts"]:
-      raise ValueError(f"{folder} holds updates of another model than the one that its run began with has now become")
-    params = merge(adapted, _read(folder, partial(init_updates, init, lora.rank), mesh), lora)
+    base = _base_params(source, metadata, mesh)
+    if fingerprint(base) != settings["adapts"]:
+      raise ValueError(f"{folder} holds updates of another model: the one that its run began from has changed since")
+    params = merge(base, _read(folder, partial(init_updates, init, lora.rank), mesh), lora)
   else:
     params = _read(folder, init, mesh)
   return LoadedModel(config, params, metadata, tokenizer)
@@ -112,7 +112,7 @@ def _read(folder: epath.Path, init: Init, mesh: Mesh) -> Params:
   return restored.state["params"]
 
 
-def _adapted(source: str | os.PathLike, metadata: Mapping[str, Any], mesh: Mesh) -> Params:
+def _base_params(source: str | os.PathLike, metadata: Mapping[str, Any], mesh: Mesh) -> Params:
   """Load the parameters that a phase with LoRA began from."""
   if origin := metadata.get("origin"):
     return load_model(origin.get("workdir", source), origin["phase"], mesh=mesh).params

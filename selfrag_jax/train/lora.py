@@ -17,9 +17,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax.checked import Checked, Natural, Positive
+from selfrag_jax.mesh import fetch
 from selfrag_jax.train.optimizer import MATRIX_AXES
 from selfrag_jax.train.state import Init, LossSums
-from selfrag_jax.typing import Params, PRNGKey
+from selfrag_jax.typing import Array, Params, PRNGKey
 
 SAMPLE = 64  # values of a weight by which it is recognised
 
@@ -53,15 +54,21 @@ def init_updates(init: Init, rank: int, key: PRNGKey) -> Params:
 
 
 def fingerprint(params: Params) -> str:
-  """Return a digest that tells the models that updates may belong to apart: of the first values of every weight."""
+  """Return a digest that tells models apart, of values that are spread over every weight."""
   digest = hashlib.sha256()
   for path, leaf in sorted(flatten_dict(params["params"]).items()):
-    first = np.asarray(jnp.ravel(leaf)[:SAMPLE], np.float32)
-    digest.update(f"{path} {leaf.shape}".encode() + first.tobytes())
+    places = np.linspace(0, leaf.size - 1, min(SAMPLE, leaf.size)).astype(int)
+    values = fetch(_values_at(leaf, np.unravel_index(places, leaf.shape)))
+    digest.update(f"{path} {leaf.shape}".encode() + values.astype(np.float32).tobytes())
   return digest.hexdigest()
 
 
-def adapted(loss: Callable[..., LossSums], config: LoRAConfig) -> Callable[..., LossSums]:
+@jax.jit
+def _values_at(leaf: Array, places: tuple[Array, ...]) -> Array:
+  return leaf[places]
+
+
+def loss_of_updates(loss: Callable[..., LossSums], config: LoRAConfig) -> Callable[..., LossSums]:
   """Turn a loss `(params, batch, *constants)` into one of the updates: `(updates, batch, params, *constants)`."""
   return lambda updates, batch, params, *constants: loss(join(params, updates, config), batch, *constants)
 

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count
@@ -29,7 +28,7 @@ from selfrag_jax.generate.rollout import (
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
-from selfrag_jax.mesh import batch_sharding, batch_shards, replicated
+from selfrag_jax.mesh import batch_sharding, batch_shards, fetch, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import unstack
@@ -249,10 +248,3 @@ def evaluate(
 
 def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
   return batch.prompts, batch.lengths, batch.gold, batch.group_ids
-
-
-def fetch(tree: Any) -> Any:
-  """Copy arrays to numpy on every host, whole even where other hosts hold shards of them."""
-  if jax.process_count() > 1:
-    return multihost_utils.process_allgather(tree, tiled=True)
-  return jax.device_get(tree)

@@ -17,11 +17,9 @@ from selfrag_jax.experiments.qa import (
   find,
   fitting,
   value_names,
-  whole_passages,
 )
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.retrieval.document import Document
 
 MAYORS = {"Avila": "Ada", "Bergen": "Bo", "Cadiz": "Cy", "Dover": "Di", "Evora": "Ed"}
 TEXTS = {town: f"The mayor of {town} is {name}." for town, name in MAYORS.items()}
@@ -149,11 +147,3 @@ def test_a_model_of_ours_reads_passages_in_their_own_turn(made):
 def test_what_cannot_be_asked_is_an_error(made, changes, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     made(**changes)
-
-
-def test_a_passage_that_is_named_by_its_title_gets_its_text():
-  documents = [Document("0", "New York", "A city."), Document("1", "Oslo", "Another one.")]
-  gold = [{"title": "New_York"}, {"title": "Oslo", "content": "Its own text."}]
-  assert whole_passages(gold, documents) == [
-    {"title": "New_York", "content": "A city."}, {"title": "Oslo", "content": "Its own text."},
-  ]  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 
 from selfrag_jax import Document
 from selfrag_jax.retrieval.beir import read_corpus
-from selfrag_jax.tasks.audit import audit_corpus, complete_only
+from selfrag_jax.tasks.audit import audit_corpus, complete_only, with_texts
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.task import Task
 
@@ -84,3 +84,11 @@ def test_the_real_corpus_of_squad_has_the_paragraph_of_every_question(shared_dat
   audit = audit_corpus(task, read_corpus(shared_data / "ir_squad_dev_half" / "corpus.jsonl"))
   assert (audit.questions, audit.complete, audit.extractive) == (6078, 6078, 2908)
   assert audit.readable > 0.98 * audit.extractive
+
+
+def test_a_passage_that_is_named_by_its_title_gets_its_text():
+  documents = [Document("0", "New York", "A city."), Document("1", "Oslo", "Another one.")]
+  gold = [{"title": "New_York"}, {"title": "Oslo", "content": "Its own text."}, {"title": "Rome"}]
+  [example] = with_texts([{"id": "a", "gold": gold}], documents)
+  assert [passage["content"] for passage in example["gold"]] == ["A city.", "Its own text.", ""]
+  assert example["id"] == "a"

@@ -228,6 +228,8 @@ def test_a_language_model_learns_to_embed_and_to_write(data, lm_encoder):
 def test_the_language_loss_needs_a_language_model_that_reads_documents(data, encoder, lm_encoder):
   with pytest.raises(ValueError, match=r"encoder\.language_weight = 0\.5 needs a language model"):
     encoder_phase(data, encoder, language_weight=0.5)
+  with pytest.raises(ValueError, match="chunk bounds the memory of the contrastive loss alone"):
+    encoder_phase(data, lm_encoder, language_weight=0.5, chunk=4)
   with pytest.raises(ValueError, match="both 0"):
     encoder_phase(data, lm_encoder, contrastive_weight=0)
   with pytest.raises(ValueError, match="which trained = 'queries' does not read"):

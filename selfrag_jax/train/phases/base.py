@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.mesh import batch_sharding, check_batch
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.lora import LoRAConfig, adapted, fingerprint, init_updates, merge
+from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, loss_of_updates, merge
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
 from selfrag_jax.train.state import (
   Init,
@@ -90,7 +90,7 @@ class GradientPhase(abc.ABC):
     self._params, self._evaluate = start["params"], start["evaluate"]
     self._model_init, self._lora = init, lora
     self._init = partial(init_updates, init, lora.rank) if lora.rank else init
-    loss = adapted(self._loss, lora) if lora.rank else self._loss
+    loss = loss_of_updates(self._loss, lora) if lora.rank else self._loss
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(self._init, self._optimizer, self._mesh)
     self._update = make_update(loss, self._optimizer, config.accumulate, shardings)
@@ -111,7 +111,7 @@ class GradientPhase(abc.ABC):
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
     """Update the state with a batch of host arrays."""
-    frozen = (self._adapted,) if self._lora.rank else ()
+    frozen = (self._base_params,) if self._lora.rank else ()
     state, metrics = self._update(state, self._on_mesh(batch), *frozen)
     return state, metrics | {"tokens": self._count_tokens(batch)}
 
@@ -121,10 +121,10 @@ class GradientPhase(abc.ABC):
 
   def model_params(self, params: Params) -> Params:
     """Return the parameters of the model, from those of a state."""
-    return merge(self._adapted, params, self._lora) if self._lora.rank else params
+    return merge(self._base_params, params, self._lora) if self._lora.rank else params
 
   @property
-  def _adapted(self) -> Params:
+  def _base_params(self) -> Params:
     """The parameters that updates are trained for. Raises ValueError if the phase starts without any."""
     if self._params is None:
       raise ValueError(f"{self.name}.lora.rank = {self._lora.rank} needs a model to adapt, and there is none yet")
@@ -134,7 +134,7 @@ class GradientPhase(abc.ABC):
     """Return the settings of the updates that a checkpoint holds, if it holds updates, and the model they are for."""
     if not self._lora.rank:
       return {}
-    return {"lora": {**dataclasses.asdict(self._lora), "adapts": fingerprint(self._adapted)}}
+    return {"lora": {**dataclasses.asdict(self._lora), "adapts": fingerprint(self._base_params)}}
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
     """Look at the metrics of a step; raise TrainingError to end the training."""

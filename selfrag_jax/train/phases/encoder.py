@@ -4,8 +4,8 @@ Negatives are the documents of the other queries, across all devices, and hard n
 2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient: memory does not bound
 the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983) by rematerialisation.
 
-A language model can learn both, to embed and to write, from the same states of the same documents. (GritLM, arXiv
-2402.09906, reads them twice, since it embeds with attention to both sides.)
+A language model can learn both, to embed and to write, from the same documents (GritLM, arXiv 2402.09906). The language
+loss reads them a second time, all at once.
 """
 
 import dataclasses
@@ -56,6 +56,8 @@ class EncoderPhaseConfig(Checked):
       raise ValueError("contrastive_weight and language_weight are both 0: nothing would be trained")
     if self.language_weight and self.trained == "queries":
       raise ValueError("language_weight is the loss on documents, which trained = 'queries' does not read; set it to 0")
+    if self.language_weight and self.chunk:
+      raise ValueError("chunk bounds the memory of the contrastive loss alone: with language_weight, set it to 0")
     if self.chunk and self.batch_size % self.chunk:
       raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
