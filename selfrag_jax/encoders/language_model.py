@@ -96,8 +96,11 @@ class LMEncoder(TextEncoder):
     return [self.tokenizer.encode(text) for text in texts]
 
   def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-    states = pooled(self.config, params["model"], tokens_BxT, lengths_B)
-    standard = (states - params["mean"][None]) * params["scale"][None]
+    return self.standardised(params, pooled(self.config, params["model"], tokens_BxT, lengths_B), lengths_B)
+
+  def standardised(self, params: Params, states_BxD: Array, lengths_B: ArrayLike) -> Array:
+    """Turn the mean hidden states of rows into their unit vectors, f32 [B, D]."""
+    standard = (states_BxD - params["mean"][None]) * params["scale"][None]
     return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
 
   def check_folder(self, folder: str | os.PathLike) -> None:

@@ -22,7 +22,8 @@ class Transcript:
 
 def read_transcripts(rollout: Rollout, control: ControlTokens) -> list[Transcript]:
   """Parse every row of a rollout (numpy arrays)."""
-  rows = zip(rollout.tokens, rollout.sampled, rollout.prompt_lengths, rollout.lengths, strict=True)
+  fields = rollout.tokens, rollout.sampled, rollout.prompt_lengths, rollout.lengths
+  rows = zip(*map(np.asarray, fields), strict=True)
   return [read_transcript(tokens[start:end], sampled[start:end], control) for tokens, sampled, start, end in rows]
 
 

@@ -36,9 +36,10 @@ def near_duplicates(
   allowed = _kept_slots(table, len(rows), superseded)
   k = 1 if within is None else CANDIDATES
   old = table.index.search(rows, k, allowed=allowed)
+  slots, scores = np.asarray(old.slots), np.asarray(old.scores)
   same_as: list[str | None] = [None] * len(rows)
   for i in np.flatnonzero(~is_keyed):
-    near = [table.ids[slot] for slot, score in zip(old.slots[i], old.scores[i], strict=True) if score >= threshold]
+    near = [table.ids[slot] for slot, score in zip(slots[i].tolist(), scores[i], strict=True) if score >= threshold]
     same_as[i] = next((id for id in near if value_of(table.records[id]) == values[i]), None)
     if same_as[i] is None and within is not None and len(near) == k:  # a chunk that agrees may rank below these k
       fitting = table.fitting({within: values[i]}) & (True if allowed is None else allowed)

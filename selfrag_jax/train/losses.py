@@ -31,8 +31,22 @@ def sequence_log_probs(
   logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
   Padding has log-probability 0.
   """
+  hidden: Any = LM(config).apply(params, tokens_BxT, segment_ids_BxT)
+  return log_probs_of_states(config, params, hidden, tokens_BxT, segment_ids_BxT, temperature=temperature, chunk=chunk)
+
+
+def log_probs_of_states(
+  config: ModelConfig,
+  params: Params,
+  hidden: Array,
+  tokens_BxT: Array,
+  segment_ids_BxT: Array,
+  *,
+  temperature: float = 1.0,
+  chunk: int = 256,
+) -> Array:
+  """Return what `sequence_log_probs` does, from the hidden states [B, T, D] of the tokens."""
   lm = LM(config)
-  hidden: Any = lm.apply(params, tokens_BxT, segment_ids_BxT)
   time = tokens_BxT.shape[1]
   chunk = min(chunk, time)
   padding = -time % chunk

@@ -4,12 +4,11 @@ Negatives are the documents of the other queries, across all devices, and hard n
 2004.04906). Rows are embedded in chunks whose activations are computed again for the gradient: memory does not bound
 the batch, and the gradient is exact. This is gradient caching (arXiv 2101.06983) by rematerialisation.
 
-A language model can learn both, to embed and to write, from the same documents (GritLM, arXiv 2402.09906). The language
-loss reads them a second time, all at once.
+A language model can learn both, to embed and to write, from one reading of the documents (GritLM, arXiv 2402.09906).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Unpack
 
@@ -21,9 +20,10 @@ from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Weight
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.mesh import check_batch
+from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.losses import info_nce, sequence_log_probs
+from selfrag_jax.train.losses import info_nce, log_probs_of_states
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.train.state import LossSums
@@ -56,8 +56,6 @@ class EncoderPhaseConfig(Checked):
       raise ValueError("contrastive_weight and language_weight are both 0: nothing would be trained")
     if self.language_weight and self.trained == "queries":
       raise ValueError("language_weight is the loss on documents, which trained = 'queries' does not read; set it to 0")
-    if self.language_weight and self.chunk:
-      raise ValueError("chunk bounds the memory of the contrastive loss alone: with language_weight, set it to 0")
     if self.chunk and self.batch_size % self.chunk:
       raise ValueError(f"batch_size {self.batch_size} must be a multiple of chunk {self.chunk}")
 
@@ -109,42 +107,55 @@ class EncoderPhase(GradientPhase):
     return sum(int(batch[name].sum()) for name in ("lengths", "query_lengths") if name in batch)
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
-    queries = self._embed(params, batch["queries"], batch["query_lengths"])
+    queries = self._by_chunk(self._embed, params, batch["queries"], batch["query_lengths"])
+    written = None
     if "vectors" in batch:
       documents = batch["vectors"]
     else:
+      read = self._embed_and_write if self._config.language_weight else self._embed
       columns = range(batch["documents"].shape[1])
-      embed = lambda i: self._embed(params, batch["documents"][:, i], batch["lengths"][:, i])
-      documents = jnp.stack([embed(i) for i in columns], axis=1)
+      found = [self._by_chunk(read, params, batch["documents"][:, i], batch["lengths"][:, i]) for i in columns]
+      if self._config.language_weight:
+        found, losses, counts = zip(*found, strict=True)
+        written = sum(map(jnp.sum, losses)) / jnp.maximum(sum(map(jnp.sum, counts)), 1)
+      documents = jnp.stack(found, axis=1)
     n, width = documents.shape[:2]
     documents = documents.reshape(n * width, -1)
     gold = jnp.arange(n) * width
     losses, first = info_nce(queries, documents, gold, batch["known"], temperature=self._config.temperature)
     weight = jnp.asarray(n, losses.dtype)
     loss, metrics = self._config.contrastive_weight * losses.sum(), {"accuracy": first.sum().astype(losses.dtype)}
-    if self._config.language_weight:
-      metrics["language_loss"] = n * self._language_loss(params, batch["documents"], batch["lengths"])
+    if written is not None:
+      metrics["language_loss"] = n * written
       loss += self._config.language_weight * metrics["language_loss"]
     return LossSums(loss, weight, metrics)
 
-  def _language_loss(self, params: Params, documents: Array, lengths: Array) -> Array:
-    """Return the mean cross-entropy of the documents' tokens between the first and the last of each."""
-    tokens, lengths = documents.reshape(-1, documents.shape[-1]), lengths.reshape(-1)
-    segment_ids = length_mask(lengths, tokens.shape[1], jnp).astype(jnp.int32)
-    log_probs = sequence_log_probs(self._encoder.config, params["model"], tokens, segment_ids)
-    # the last token of a text that was cut does not follow the others, see `padded`
-    mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
-    return -jnp.sum(jnp.where(mask, log_probs, 0)) / jnp.maximum(mask.sum(), 1)
-
-  def _embed(self, params: Params, tokens: Array, lengths: Array) -> Array:
+  def _by_chunk(self, read: Callable[..., Any], params: Params, tokens: Array, lengths: Array) -> Any:
+    """Apply `read(params, tokens, lengths)` to `chunk` rows at a time; it returns arrays with a row for each."""
     chunk = self._config.chunk or len(tokens)
     if chunk == len(tokens):
-      return self._encoder.apply(params, tokens, lengths)
+      return read(params, tokens, lengths)
     # a chunk has rows of every shard: the batch axis stays split over the devices
     by_chunk = lambda x: jnp.moveaxis(x.reshape(chunk, -1, *x.shape[1:]), 1, 0)
-    embed = jax.checkpoint(lambda rows: self._encoder.apply(params, *rows))
-    rows = jax.lax.map(embed, (by_chunk(tokens), by_chunk(lengths)))
-    return jnp.moveaxis(rows, 0, 1).reshape(len(tokens), -1)
+    rows = jax.lax.map(jax.checkpoint(lambda rows: read(params, *rows)), (by_chunk(tokens), by_chunk(lengths)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(len(tokens), *x.shape[2:]), rows)
+
+  def _embed(self, params: Params, tokens: Array, lengths: Array) -> Array:
+    return self._encoder.apply(params, tokens, lengths)
+
+  def _embed_and_write(self, params: Params, tokens: Array, lengths: Array) -> tuple[Array, Array, Array]:
+    """Return the vectors, and the cross-entropy [B] of the tokens between the first and the last of each row.
+
+    The last one of a text that was cut does not follow the others, see `padded`. The third is the number of tokens [B].
+    """
+    assert isinstance(self._encoder, LMEncoder)
+    config, model = self._encoder.config, params["model"]
+    read = length_mask(lengths, tokens.shape[1], jnp)
+    states = hidden_states(config, model, tokens, read)
+    log_probs = log_probs_of_states(config, model, states, tokens, read.astype(jnp.int32))
+    mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
+    loss = -jnp.sum(jnp.where(mask, log_probs, 0), axis=1)
+    return self._encoder.standardised(params, mean_pool(states, read), lengths), loss, mask.sum(axis=1)
 
 
 def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
