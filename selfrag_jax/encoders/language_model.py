@@ -42,8 +42,19 @@ class LMEncoder(TextEncoder):
   training goes on from them.
   """
 
-  def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, max_tokens: int = 256):
+  def __init__(
+    self,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    max_tokens: int = 256,
+    *,
+    base_vocab_size: int | None = None,
+    context_tokens: int | None = None,
+  ):
+    """Make an encoder of texts up to `max_tokens`; `save` keeps the other two, see `Pretrained`, with the model."""
     self.config, self.tokenizer, self.max_tokens, self._fitted = config, tokenizer, max_tokens, False
+    self._kept = {"vocab_size": base_vocab_size, "context_tokens": context_tokens}
     self.params = {"model": params, "mean": np.zeros(self.width, np.float32), "scale": np.ones(self.width, np.float32)}
 
   @classmethod
@@ -55,7 +66,8 @@ class LMEncoder(TextEncoder):
     found = load_pretrained(source, dtype=computed_in(dtype))
     if found.tokenizer is None:
       raise ValueError(f"{source} comes without a tokenizer; an encoder of texts needs one")
-    encoder = cls(found.config, found.params, found.tokenizer, max_tokens)
+    kept = {"base_vocab_size": found.base_vocab_size, "context_tokens": found.context_tokens}
+    encoder = cls(found.config, found.params, found.tokenizer, max_tokens, **kept)
     constants = Path(source) / CONSTANTS
     if constants.exists():
       encoder.constants = _read_constants(constants, encoder.width)
@@ -115,7 +127,7 @@ class LMEncoder(TextEncoder):
     if not isinstance(self.tokenizer, BPETokenizer):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
     others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in ("mean", "scale")})}
-    export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others)
+    export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others, **self._kept)
 
 
 def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:

@@ -221,6 +221,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
   model = base.make_model({**fields, **config["model"]}, mesh)
   params = jax.device_put(dict(loaded.params), param_shardings(model, mesh)) if loaded else None
   experiment = Experiment(config, mesh, reading, tokenizer, template, params, model, **sections)
+  first = experiment.phases()[0]
+  if params is None and (rank := sections[first].lora.rank):
+    raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for name in experiment.phases():
       phase = experiment.phase(name, None)

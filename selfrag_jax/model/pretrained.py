@@ -123,13 +123,15 @@ def export_safetensors(
   *,
   tokenizer: BPETokenizer | None = None,
   vocab_size: int | None = None,
+  context_tokens: int | None = None,
   others: Mapping[str, bytes] | None = None,
 ) -> None:
   """Write `model.safetensors`, `tokenizer.json` and, last, `config.json`, so that transformers can load the folder.
 
   `params` are stacked and keep their dtype. Only the first `vocab_size` token ids are kept (None: all;
-  `Pretrained.base_vocab_size` drops the appended ids). `others` are further files by name. Raises FileExistsError
-  unless the folder is new, empty or an earlier export, and ValueError for a model that is neither Llama nor Mamba-2.
+  `Pretrained.base_vocab_size` drops the appended ids). `context_tokens` is kept as the longest text that the model was
+  made for. `others` are further files by name. Raises FileExistsError unless the folder is new, empty or an earlier
+  export, and ValueError for a model that is neither Llama nor Mamba-2.
   """
   others, folder = others or {}, Path(folder)
   names = (TOKENIZER, TOKENIZER_CONFIG, *others)
@@ -140,6 +142,8 @@ def export_safetensors(
   model_type, layout = _layout_of(config)
   fields = {theirs: getattr(config, ours) for theirs, ours in layout.fields.items()} | {"vocab_size": rows}
   fields |= {"model_type": model_type, "architectures": [layout.architecture]}
+  if context_tokens is not None:
+    fields["max_position_embeddings"] = context_tokens
   tensors = _write_params(layout, config, rows, params)
 
   from safetensors.numpy import save_file

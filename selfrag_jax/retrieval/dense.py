@@ -106,6 +106,7 @@ class DenseRetriever(BaseRetriever):
 
   def _add(self, documents: Sequence[Document]) -> None:
     texts = [document.text for document in documents]
+    _ = self.query_encoder  # one that cannot be loaded is said before the documents are embedded
     if self._index is None and not self.encoder.constants:
       self.encoder.fit(texts)
     self._add_embedded([document.id for document in documents], self._embed(texts))

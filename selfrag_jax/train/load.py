@@ -116,7 +116,11 @@ def _base_params(source: str | os.PathLike, metadata: Mapping[str, Any], mesh: M
   """Load the parameters that a phase with LoRA began from."""
   if origin := metadata.get("origin"):
     return load_model(origin.get("workdir", source), origin["phase"], mesh=mesh).params
-  return load_model(metadata["config"]["init"], mesh=mesh).params
+  init = metadata["config"]["init"]
+  try:
+    return load_model(init, mesh=mesh).params
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f"{source} holds updates of the model {init}, which is not found: {error}") from None
 
 
 def _check_model(source: os.PathLike | str, found: ModelConfig, wanted: ModelConfig | None) -> None:

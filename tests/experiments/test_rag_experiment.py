@@ -81,6 +81,11 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
   assert {**again, "wall_seconds": 0} == {**report, "wall_seconds": 0}
 
 
+def test_updates_need_a_model_from_the_first_phase_on():
+  with pytest.raises(ValueError, match=r"pretrain\.lora\.rank = 4 needs a model to adapt: set config\.init"):
+    made(**{"pretrain.lora.rank": 4})
+
+
 def test_a_run_with_lora_changes_the_projections_alone(tmp_path):
   experiment = made(**{"rag.lora.rank": 4, "evaluation.final": 4})
   dry_run(experiment)

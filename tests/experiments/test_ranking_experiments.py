@@ -171,6 +171,12 @@ def test_an_encoder_of_queries_is_trained_and_can_be_used(folder, two_passages, 
   assert "missed: trained.all_gold@10" in again.stderr
 
 
+def test_an_encoder_of_queries_that_is_missing_is_said_before_the_documents_are_embedded(folder, tmp_path):
+  retriever = DenseRetriever(encoder=lambda texts: pytest.fail("embedded"), query_model=str(tmp_path / "none"))
+  with pytest.raises(FileNotFoundError, match="none"):
+    retriever.add_documents([Document("1", content="the code")])
+
+
 def test_an_encoder_of_queries_is_saved_by_name_alone(folder, tmp_path):
   retriever = DenseRetriever(str(folder / "bert"))
   retriever.add_documents([Document("1", content="the code")])

@@ -73,6 +73,16 @@ def test_fitting_gives_each_dimension_the_same_weight_and_is_kept(folder, tmp_pa
   np.testing.assert_allclose(load_encoder(tmp_path / "encoder")(TEXTS), retriever.encoder(TEXTS), atol=1e-6)
 
 
+def test_a_saved_encoder_is_the_same_language_model(folder, tmp_path):
+  encoder, before = LMEncoder.load(folder), load_pretrained(folder)
+  assert before.base_vocab_size < before.config.vocab_size  # rows were appended for the tokenizer's control tokens
+  encoder.fit(TEXTS)
+  encoder.save(tmp_path / "out", encoder.params)
+  after = load_pretrained(tmp_path / "out")
+  assert (after.base_vocab_size, after.context_tokens) == (before.base_vocab_size, before.context_tokens) == (300, 512)
+  np.testing.assert_array_equal(LMEncoder.load(tmp_path / "out")(TEXTS), encoder(TEXTS))
+
+
 def test_likelihood_is_the_mean_log_probability_of_the_query(folder):
   judge = Likelihood.load(str(folder))
   query = "where is the town"

@@ -183,6 +183,14 @@ def test_a_workdir_whose_first_model_has_changed_is_refused(tmp_path):
     load_model(tmp_path)
 
 
+def test_updates_whose_first_model_is_gone_name_it(tmp_path):
+  said = {"model": model("TM").to_dict(), "tokenizer": {"name": "bytes", "fingerprint": TOKENIZER.fingerprint}}
+  params, _ = drawn(model("TM"))
+  train(phase(params), tmp_path / "run", LOOP, {**said, "config": {"init": str(tmp_path / "gone")}})
+  with pytest.raises(FileNotFoundError, match=r"run holds updates of the model .*gone, which is not found"):
+    load_model(tmp_path / "run")
+
+
 def test_there_must_be_a_model_to_adapt():
   with pytest.raises(ValueError, match=r"rag\.lora\.rank = 3 needs a model to adapt"):
     run_steps(phase(None))
