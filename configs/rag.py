@@ -51,7 +51,7 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "seed": 0,
     "workdir": "runs/rag_smollm2_135m",
     "init": "smollm2-135m",
-    "data": {"name": "articles"},
+    "data": {"name": "articles", "further": 3},
     "model": {"remat": "full", "dtype": "auto"},
     "rag": {"steps": 100, "batch_size": 8, "accumulate": 4, "max_tokens": 1024, "optimizer": rates},
     "evaluation": {"periodic": 16, "final": 300, "batch_size": 8, "max_new_tokens": 24},

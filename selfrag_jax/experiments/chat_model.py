@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.model.lm import unstack
-from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
@@ -89,18 +89,22 @@ _loaded: weakref.WeakValueDictionary[str, ChatModel] = weakref.WeakValueDictiona
 def load_chat(source: str) -> ChatModel:
   """Load a chat model from a source of `load_model`; callers that hold it at the same time share one copy."""
   if (model := _loaded.get(source)) is None:
-    _loaded[source] = model = ChatModel(_with_tokenizer(load_model(source), source), source)
+    _loaded[source] = model = ChatModel(load_with_tokenizer(source), source)
   return model
 
 
-def _with_tokenizer(loaded: LoadedModel, source: str) -> LoadedModel:
-  """Give a fine-tuned model, whose checkpoint names its tokenizer alone, the tokenizer that it began with."""
+def load_with_tokenizer(source: str, mesh: Mesh | None = None) -> LoadedModel:
+  """Load a model with its tokenizer: a run, whose checkpoint has the name of it alone, gets the one that it began with.
+
+  Raises like `load_model`, and ValueError for a run that did not begin with a pretrained model.
+  """
+  loaded = load_model(source, mesh=mesh)
   init = loaded.metadata.get("config", {}).get("init")
   if loaded.tokenizer is not None:
     return loaded
   if not init:
     raise ValueError(f"{source} holds no tokenizer: a chat model is a pretrained one, or a run that began from one")
-  begun = load_pretrained(init)
+  begun = load_with_tokenizer(init)
   if begun.tokenizer is None or begun.tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
     raise ValueError(f"{source} was trained with a tokenizer that {init} no longer has")
   return dataclasses.replace(loaded, tokenizer=begun.tokenizer, context_tokens=begun.context_tokens)

@@ -17,11 +17,10 @@ from jax.sharding import Mesh
 from selfrag_jax.aot import print_plan
 from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share
 from selfrag_jax.experiments import base
-from selfrag_jax.experiments.chat_model import ChatModel
+from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.metrics.statistics import bootstrap_interval, wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
@@ -31,13 +30,12 @@ from selfrag_jax.tasks.articles import Articles
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.rag import Shown
-from selfrag_jax.tasks.task import Task
-from selfrag_jax.text.chat import COMPACT, ChatTemplate, render_conversation, visualize_tokenization
+from selfrag_jax.tasks.task import Task, mixed
+from selfrag_jax.text.chat import COMPACT, ChatTemplate, find_template, render_conversation, visualize_tokenization
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.conversations import ConversationConfig, ConversationPhase, Rendered
-from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
@@ -78,7 +76,9 @@ class ArticlesData(Checked):
   path: str = ""
   split: str = "validation"  # of the official files; the experiment makes its own parts
   retriever: str = "bm25"
+  knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file, searched by `retriever`
   top_k: Count = 3
+  further: Natural = 0  # questions about the same passage after the first one of a conversation of training
   parts: TitleParts = TitleParts()
   seed: Seed = 0
 
@@ -91,11 +91,22 @@ class ReadingConfig(ConversationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class PlainConfig(Checked):
+  """Conversations of a data set of `load_task`, without documents, in place of a share of the others."""
+
+  share: Share = 0.0
+  data_set: str = "smoltalk"
+  path: str = ""
+  split: str = "train"
+
+
+@dataclasses.dataclass(frozen=True)
 class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
   unanswerable: Share = 0.1  # of the conversations: the document that answers their (first) question is taken away
+  plain: PlainConfig = PlainConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +152,7 @@ class Experiment:
   tokenizer: Tokenizer
   template: ChatTemplate
   base_params: Params | None
+  plain: Task | None
   model: ModelConfig
   pretrain: ReadingConfig
   rag: RAGConfig
@@ -158,6 +170,8 @@ class Experiment:
     whole = name == "pretrain"
     shown = "retrieved" if whole else config.documents
     task = self.reading.training(shown, self.rag.unanswerable)
+    if not whole and self.plain is not None:
+      task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 
     def render(index: int) -> Rendered:
       ids, mask = render_conversation(self.tokenizer, task[index], self.template)
@@ -209,18 +223,19 @@ def build(config: Mapping[str, Any]) -> Experiment:
   sections: dict[str, Any] = {name: settings(cls, config[name], name) for name, cls in OWN.items()}
   reading = read_data(settings(DATA[config["data"]["name"]], config["data"], "data"))
   if config["init"]:
-    loaded = load_pretrained(config["init"])
-    if loaded.tokenizer is None or loaded.chat_template is None:
+    loaded = load_with_tokenizer(config["init"], mesh)
+    if (tokenizer := loaded.tokenizer) is None or (template := find_template(tokenizer)) is None:
       raise ValueError(f"config.init = {config['init']} is no chat model: it has no tokenizer with a chat template")
-    tokenizer, template, fields = loaded.tokenizer, loaded.chat_template, loaded.config.to_dict()
+    fields = loaded.config.to_dict()
   else:
     if not isinstance(reading, Countries):
       raise ValueError("the questions of files need a pretrained model: set config.init, e.g. smollm2-135m")
     loaded, tokenizer, template = None, reading.tokenizer, COMPACT
     fields = {"vocab_size": tokenizer.vocab_size}
   model = base.make_model({**fields, **config["model"]}, mesh)
-  params = jax.device_put(dict(loaded.params), param_shardings(model, mesh)) if loaded else None
-  experiment = Experiment(config, mesh, reading, tokenizer, template, params, model, **sections)
+  params = loaded.params if loaded else None
+  plain = read_plain(sections["rag"].plain, loaded is not None)
+  experiment = Experiment(config, mesh, reading, tokenizer, template, params, plain, model, **sections)
   first = experiment.phases()[0]
   if params is None and (rank := sections[first].lora.rank):
     raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
@@ -239,8 +254,19 @@ def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")
   task = load_task(section.data_set, section.path, split=section.split)
-  options = {name: getattr(section, name) for name in ("retriever", "top_k", "parts", "seed")}
-  return Articles(task, **options)
+  names = "retriever", "knowledge_base", "top_k", "further", "parts", "seed"
+  return Articles(task, **{name: getattr(section, name) for name in names})
+
+
+def read_plain(section: PlainConfig, is_pretrained: bool) -> Task | None:
+  """Load the conversations without documents; None if they have no share. Raises ValueError with the fix."""
+  if not section.share:
+    return None
+  if not is_pretrained:
+    raise ValueError(f"rag.plain.share = {section.share} needs a model that knows all words: set config.init")
+  if not section.path:
+    raise ValueError(f"rag.plain.share = {section.share} needs the files of {section.data_set}: set rag.plain.path")
+  return load_task(section.data_set, section.path, split=section.split)
 
 
 def dry_run(experiment: Experiment) -> None:

@@ -1,7 +1,7 @@
 """Questions of a data set's files beside the passages that a retriever finds for them, split by article.
 
-The corpus is made of all passages of the file. Answers are short; a question that has none, and one whose passage is
-not shown, is answered by UNKNOWN.
+The corpus is made of all passages of the file, or is a knowledge base. Answers are short; a question that has none, and
+one whose passage is not shown, is answered by UNKNOWN.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
-from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.beir import TitleParts, deal
 from selfrag_jax.tasks.countries import ENDLESS, UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
@@ -22,7 +22,7 @@ from selfrag_jax.tasks.task import Conversation, Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
 
 INSTRUCTION = f"Answer the question in a few words with what the documents say. If they do not say it: {UNKNOWN}"
-SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
+SPLIT, EPOCHS, SHOWN, FURTHER = range(4)  # keep the random numbers of different purposes apart
 
 PARTS = TitleParts()
 
@@ -31,22 +31,36 @@ class Articles:
   """The questions of a task whose examples name their gold passages.
 
   A question belongs to the split of the article of its first gold passage: no article of `test` was seen in training.
-  The first `top_k` passages of `retriever` are shown, among all articles.
+  The first `top_k` passages of `retriever`, among all articles, or of the folder `knowledge_base` are shown.
   """
 
   conditions: ClassVar[tuple[str, ...]] = ("retrieved", "gold", "plain", "none", "shuffled")
 
-  def __init__(self, task: Task, *, retriever: str = "bm25", top_k: int = 3, parts: TitleParts = PARTS, seed: int = 0):
-    """Raises ValueError if a split gets no question with an answer, and for a task without gold passages."""
-    self._task, self._top_k, self._seed = task, top_k, seed
+  def __init__(
+    self,
+    task: Task,
+    *,
+    retriever: str = "bm25",
+    knowledge_base: str = "",
+    top_k: int = 3,
+    further: int = 0,
+    parts: TitleParts = PARTS,
+    seed: int = 0,
+  ):
+    """Make the splits; `further` questions about the same passage follow the first one of a conversation of training.
+
+    Raises ValueError if a split gets no question with an answer, and for a task without gold passages.
+    """
+    self._task, self._top_k, self._further, self._seed = task, top_k, further, seed
     examples = [task[index] for index in range(len(task))]
     self._gold = [[(d["title"], d.get("content", "")) for d in example.get("gold", ())] for example in examples]
     if not any(self._gold):
       raise ValueError(f"{task.name} names no gold passages: there is no corpus to search")
-    documents = corpus_of(examples)
-    self._texts = [(document.title, document.content) for document in documents]
-    self._retriever = create(retriever)
-    self._retriever.add_documents(documents)
+    if knowledge_base:
+      self._retriever = load(knowledge_base)
+    else:
+      self._retriever = create(retriever)
+      self._retriever.add_documents(corpus_of(examples))
     dealt = deal({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
     split_of = {title: split for split, titles in dealt.items() for title in titles}
     self._rows = rows = [int(i) for i in self._rng(SPLIT).permutation(len(examples)) if self._gold[i]]
@@ -74,7 +88,7 @@ class Articles:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
 
     An answer is trained on only beside its passage, which is added where it was not found. From the share
-    `unanswerable` of the questions it is taken away: the answer is UNKNOWN.
+    `unanswerable` of the questions it is taken away: the answer is UNKNOWN, and no further question follows.
     """
     epochs = ShuffledEpochs(self._parts["train"], self._seed, EPOCHS)
 
@@ -92,17 +106,25 @@ class Articles:
       elif self._task[row]["answers"]:
         found = others
       texts = [found[i] for i in rng.permutation(len(found))]
-      return self._conversation(row, texts, answer=None if is_known else UNKNOWN)
+      made = self._conversation(row, texts, answer=None if is_known else UNKNOWN)
+      return {**made, "messages": [*made["messages"], *(self._further_turns(row, index) if is_known else [])]}
 
     return Task(f"articles_train_{shown}", range(ENDLESS), make, _exact, _f1)
+
+  def _further_turns(self, row: int, index: int) -> list[dict[str, str]]:
+    """Return more questions about the gold passage of a row, with their answers."""
+    others = [other for other in self._about[self._gold[row][0]] if other != row]
+    chosen = self._rng(FURTHER, index).permutation(others)[: self._further].tolist()
+    asked = [(self._task[other]["question"], _answer(self._task[other])) for other in chosen]
+    roles = "user", "assistant"
+    return [{"role": role, "content": text} for turn in asked for role, text in zip(roles, turn, strict=True)]
 
   def _conversation(
     self, row: int, texts: Sequence[tuple[str, str]], plain: bool = False, answer: str | None = None
   ) -> dict[str, Any]:
     example = self._task[row]
     documents = [{"title": title, "content": content} for title, content in texts]
-    question = example["question"]
-    said: str = answer or next(iter(example["answers"]), UNKNOWN)
+    question, said = example["question"], answer or _answer(example)
     if plain:
       listed = [f"(Title: {title}) {content}" for title, content in texts]
       question, documents = prompt(DocumentQuestion(question, (), "", ()), listed), []
@@ -114,7 +136,15 @@ class Articles:
     """The passages that the retriever finds for each question, one more than are shown."""
     asked = [self._task[row]["question"] for row in range(len(self._task))]
     found = self._retriever.retrieve_batch(asked, self._top_k + 1)
-    return {row: [self._texts[int(document.id)] for document in documents] for row, documents in enumerate(found)}
+    return {row: [(d.title, d.content) for d in documents] for row, documents in enumerate(found)}
+
+  @cached_property
+  def _about(self) -> dict[tuple[str, str], list[int]]:
+    """The questions of each first gold passage."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row in self._rows:
+      rows.setdefault(self._gold[row][0], []).append(row)
+    return rows
 
   def _found(self, row: int) -> list[tuple[str, str]]:
     return self._by_question[row][: self._top_k]
@@ -128,6 +158,10 @@ class Articles:
 
   def _rng(self, *stream: int) -> np.random.Generator:
     return np.random.default_rng([self._seed, *stream])
+
+
+def _answer(example: Conversation) -> str:
+  return next(iter(example["answers"]), UNKNOWN)
 
 
 def _said(completion: str) -> str:

@@ -80,6 +80,19 @@ class Task(Sequence[Conversation]):
     return view
 
 
+def mixed(task: Task, other: Task, share: float, seed: int = 0) -> Task:
+  """Return a view of `task` in which `share` of the conversations, drawn by the seed, are drawn from `other` instead.
+
+  `task` may be endless, unlike those of a `TaskMixture`. The conversations are for training: they have no score.
+  """
+
+  def find(index: int) -> Conversation:
+    rng = np.random.default_rng([seed, index])
+    return other[int(rng.integers(len(other)))] if rng.random() < share else task[index]
+
+  return Task(f"{task.name}_and_{other.name}", range(len(task)), find)
+
+
 class TaskSequence(Task):
   """The examples of several tasks, one task after the other; a task that is given twice comes twice.
 

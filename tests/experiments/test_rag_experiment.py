@@ -2,15 +2,23 @@
 
 import json
 
+import flax.linen as nn
+import jax
 import jsonschema
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from configs.rag import get_config
-from selfrag_jax.experiments.rag import build, dry_run, evaluate, run, value_names
+from selfrag_jax.experiments.chat_model import load_chat
+from selfrag_jax.experiments.rag import PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.pretrained import export_safetensors
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.countries import UNKNOWN, Countries
+from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.train.load import load_model
 
 TINY = {
@@ -81,6 +89,29 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
   assert {**again, "wall_seconds": 0} == {**report, "wall_seconds": 0}
 
 
+def test_the_usual_settings_of_a_fine_tuning_are_keys():
+  config = get_config("smollm2_135m")
+  config.update_from_flattened_dict(
+    {
+      "init": "runs/mid", "model.block_pattern": "TTMM", "data.knowledge_base": "kb", "data.retriever": "dense",
+      "data.top_k": 5, "rag.batch_size": 4, "rag.accumulate": 2, "rag.lora.rank": 8, "rag.plain.share": 0.2,
+    }
+  )  # fmt: skip
+  with pytest.raises(ValueError, match=r"config\.data\.path is empty"):
+    build(config.to_dict())
+
+
+def test_plain_conversations_need_a_pretrained_model_and_their_files(tmp_path):
+  with pytest.raises(ValueError, match=r"rag\.plain\.share = 0\.2 needs a model that knows all words"):
+    made(**{"rag.plain.share": 0.2})
+  with pytest.raises(ValueError, match=r"needs the files of gsm8k: set rag\.plain\.path"):
+    read_plain(PlainConfig(share=0.2, data_set="gsm8k"), is_pretrained=True)
+  (tmp_path / "train.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "It is 2.\\n#### 2"}\n')
+  plain = read_plain(PlainConfig(share=0.2, data_set="gsm8k", path=str(tmp_path)), is_pretrained=True)
+  assert len(plain) == 1
+  assert read_plain(PlainConfig(), is_pretrained=False) is None
+
+
 def test_updates_need_a_model_from_the_first_phase_on():
   with pytest.raises(ValueError, match=r"pretrain\.lora\.rank = 4 needs a model to adapt: set config\.init"):
     made(**{"pretrain.lora.rank": 4})
@@ -95,3 +126,61 @@ def test_a_run_with_lora_changes_the_projections_alone(tmp_path):
   assert (before["embed"] == after["embed"]).all()
   mixers = [params["segments_0"]["layer_0"]["mixer"]["in_proj"] for params in (before, after)]
   assert not (mixers[0] == mixers[1]).all()
+
+
+@pytest.fixture
+def chat_folder(tmp_path):
+  """A tiny model with the tokens of ChatML, as transformers would save it."""
+  alphabet = sorted(ByteLevel.alphabet())
+  tokenizer = BPETokenizer.from_pieces([*alphabet, "<|im_start|>", "<|im_end|>"], [], [256, 257])
+  sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_dim": 16, "init_scale": 0.3}
+  model = ModelConfig(vocab_size=tokenizer.vocab_size, **sizes)
+  params = nn.unbox(init_params(model, jax.random.key(0)))
+  export_safetensors(tmp_path / "chat", model, params, tokenizer=tokenizer, vocab_size=258, context_tokens=512)
+  return tmp_path / "chat"
+
+
+@pytest.fixture
+def squad(tmp_path):
+  """Questions of SQuAD 2.0 about twelve towns."""
+  ask = lambda town, kind: {
+    "id": f"{town} {kind}", "question": f"Who is the {kind} of {town}?", "is_impossible": kind == "king",
+    "answers": [] if kind == "king" else [{"text": f"{town[0]}{kind}", "answer_start": 0}],
+  }  # fmt: skip
+  towns = [f"{letter}ville" for letter in "ABCDEFGHIJKL"]
+  paragraphs = lambda town: [
+    {
+      "context": f"{town} has {town[0]}mayor and {town[0]}cook.",
+      "qas": [ask(town, kind) for kind in ("mayor", "cook", "king")],
+    }
+  ]
+  data = [{"title": town, "paragraphs": paragraphs(town)} for town in towns]
+  (tmp_path / "dev-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": data}))
+  return tmp_path / "dev-v2.0.json"
+
+
+def test_a_pretrained_model_is_tuned_in_two_runs_and_keeps_its_tokenizer(chat_folder, squad, tmp_path):
+  small = {
+    "data.path": str(squad), "data.top_k": 1, "model.remat": "none", "evaluation.final": 6,
+    "evaluation.periodic": 2, "evaluation.batch_size": 2, "evaluation.max_new_tokens": 3,
+    **{f"rag.{key}": value for key, value in (("steps", 2), ("batch_size", 8), ("max_tokens", 512), ("accumulate", 1))},
+  }  # fmt: skip
+  init = chat_folder
+  for name, changes in (("first", {}), ("second", {"rag.lora.rank": 2})):
+    config = get_config("smollm2_135m")
+    config.update_from_flattened_dict(small | {"init": str(init)} | changes)
+    report = run(build(config.to_dict()), tmp_path / name)
+    jsonschema.validate(json.loads(json.dumps(report)), read_schema("rag"))
+    init = tmp_path / name
+  assert 0 < report["with_answer"] < report["n"] == 6
+  tuned = load_chat(str(init))
+  assert tuned.context_tokens == 512
+  assert tuned.tokenizer.special["<|im_end|>"] == 257
+  weights = [load_model(tmp_path / name).params["params"]["segments_0"] for name in ("first", "second")]
+  assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), *weights)))
+
+
+def test_a_run_from_scratch_is_no_start_for_another_tokenizer(tmp_path):
+  run(made(**{"evaluation.final": 4}), tmp_path)
+  with pytest.raises(ValueError, match="holds no tokenizer: a chat model is a pretrained one"):
+    made(init=str(tmp_path))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from selfrag_jax.retrieval import Document, create
 from selfrag_jax.tasks.articles import Articles
 from selfrag_jax.tasks.countries import UNKNOWN
 from selfrag_jax.tasks.facts import SPLITS
@@ -75,6 +76,42 @@ def test_a_passage_that_is_not_found_is_shown_in_training_but_not_in_tests(artic
   assert not any(shown(row) for row in lost.questions("test", 6, "retrieved"))
   rows = [lost.training("retrieved", 0.0)[i] for i in range(30)]
   assert all(row["messages"][-1]["content"] in shown(row)[0] for row in rows if row["answers"])
+
+
+def test_further_questions_are_about_the_same_passage_and_never_follow_a_missing_one():
+  passage = lambda town: {"title": town, "content": f"{town} has {', '.join(town.lower() + fact for fact in FACTS)}."}
+  asked = [example(town, fact, fact != "market") for town in TOWNS for fact in FACTS]
+  asked = [found._replace(gold=(passage(found.gold[0]["title"]),)) for found in asked]
+  make = lambda further: Articles(Task("towns", asked, lambda found: found._asdict()), top_k=2, further=further)
+  rows = list(make(1).training("retrieved", 0.25)[:200])
+  lengths = set()
+  for row in rows:
+    first, town = row["messages"][3]["content"], row["id"].split("-")[0]
+    lengths.add(len(row["messages"]))
+    for question, answer in zip(row["messages"][4::2], row["messages"][5::2], strict=True):
+      assert first != UNKNOWN or not row["answers"]
+      assert town in question["content"] != row["messages"][2]["content"]
+      fact = next(fact for fact in FACTS if fact in question["content"])
+      assert answer["content"] == (UNKNOWN if fact == "market" else f"{town.lower()}{fact}")
+  assert lengths == {4, 6}
+  assert {len(row["messages"]) for row in make(9).training("retrieved", 0.0)[:40] if row["answers"]} == {8}
+  assert {len(row["messages"]) for row in make(0).training("retrieved", 0.0)[:40]} == {4}
+  nothing = [row for row in make(9).training("none", 0.0)[:40] if row["answers"]]
+  assert {len(row["messages"]) for row in nothing} == {7}  # the same questions, without the documents
+
+
+def test_passages_come_from_a_knowledge_base(tmp_path):
+  held = [Document(str(i), town, f"{town} is a town.") for i, town in enumerate(TOWNS)]
+  retriever = create("bm25")
+  retriever.add_documents(held)
+  retriever.save(tmp_path / "kb")
+  task = Task("towns", EXAMPLES, lambda found: {"messages": [], **found._asdict()})
+  articles = Articles(task, top_k=2, knowledge_base=str(tmp_path / "kb"))
+  assert {text for row in articles.questions("test", 9, "retrieved") for text in shown(row)} <= {
+    document.content for document in held
+  }
+  with pytest.raises(FileNotFoundError, match="none"):
+    Articles(task, knowledge_base=str(tmp_path / "none"))
 
 
 def test_not_to_know_is_right_where_there_is_no_answer(articles):

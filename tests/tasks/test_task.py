@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfrag_jax.tasks.task import Task, TaskMixture, TaskSequence
+from selfrag_jax.tasks.task import Task, TaskMixture, TaskSequence, mixed
 
 
 def make(name, size, reward=None):
@@ -92,3 +92,13 @@ def test_conversations_of_another_task_and_mixtures_of_nothing_are_errors():
     TaskMixture([])
   with pytest.raises(ValueError, match="chat has no score"):
     Task("chat", [{}], dict).reward({"messages": []}, "")
+
+
+def test_a_share_of_an_endless_task_is_drawn_from_another():
+  a, b = make("a", 2**31 - 1), make("b", 5)
+  names = [row["id"] for row in mixed(a, b, 0.25, seed=1)[:400]]
+  assert 60 < sum(name.startswith("b") for name in names) < 140
+  assert {name for name in names if name.startswith("b")} == set(ids(b))
+  assert all(name == f"a{i}" for i, name in enumerate(names) if name.startswith("a"))
+  assert names == [row["id"] for row in mixed(a, b, 0.25, seed=1)[:400]]
+  assert names != [row["id"] for row in mixed(a, b, 0.25, seed=2)[:400]]
