@@ -4,6 +4,7 @@
   python launch/eval.py --config=configs/headlines.py:position_recall       position recall alone
   python launch/eval.py --config=configs/headlines.py:refrag
   python launch/eval.py --config=configs/headlines.py:refrag_mamba          one group of runs
+  python launch/eval.py --config=configs/headlines.py:rag                   RAG fine-tuning on invented countries
   python launch/eval.py --config=configs/headlines.py:rerank --data=FOLDER  the reranker, on a BEIR folder
 
 Every run uses the config of that name and has a folder of its own. A stopped run is resumed; of a finished run, only
@@ -14,11 +15,12 @@ failed twice on fresh seeds (11 to 13, then 30), the variants with one question 
 once (20 to 22): these seeds served for tuning then, and the runs below are on others, but for the reranker's seed 0.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-from configs import position_recall, refrag, rerank
+from configs import position_recall, rag, refrag, rerank
 from configs.pretrain import PAIRS
 from selfrag_jax.experiments import sweep
 from selfrag_jax.settings import full_config
@@ -28,14 +30,16 @@ from selfrag_jax.tasks.facts import WORDINGS
 RECALL = {variant: ((10 if variant in PAIRS else 60,), 0) for variant in WORDINGS}
 RECALL |= {"kv": (range(10, 20), 3), "sentence": (range(40, 45), 1), "conflict": ((70,), 0)}
 RERANK = range(3)
+COUNTRIES = {"hybrid": range(10, 13), "transformer": (10,), "mamba": (10,)}
 SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(30, 33)}
 
 
 def get_config(which: str = "all") -> ml_collections.ConfigDict:
   """Return the config of one group of runs, of an experiment's groups, or of all experiments that need no data."""
   recall, search, ranking = _recall_runs(), _search_runs(), _rerank_runs()
-  variants = {"all": recall | search, "position_recall": recall, "refrag": search}
-  variants |= {group: {group: runs} for group, runs in (recall | search | ranking).items()}
+  countries = _of_models("rag", rag.get_config, COUNTRIES)
+  variants = {"all": recall | search, "position_recall": recall, "refrag": search, "rag": countries}
+  variants |= {group: {group: runs} for group, runs in (recall | search | ranking | countries).items()}
   if which not in variants:
     raise ValueError(f"configs/headlines.py has the variants {', '.join(variants)}, not {which!r}")
   return full_config(sweep.SECTIONS, {"experiment": "sweep", "workdir": "runs/headlines", "runs": variants[which]})
@@ -56,9 +60,15 @@ def _recall_runs() -> dict[str, Any]:
 
 
 def _search_runs() -> dict[str, Any]:
+  return _of_models("refrag", refrag.get_config, SEARCH)
+
+
+def _of_models(
+  name: str, make: Callable[[str], ml_collections.ConfigDict], seeds: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
   return {
-    f"refrag_{variant}": {f"seed{seed}": _seeded(refrag.get_config(variant), seed) for seed in seeds}
-    for variant, seeds in SEARCH.items()
+    f"{name}_{variant}": {f"seed{seed}": _seeded(make(variant), seed) for seed in chosen}
+    for variant, chosen in seeds.items()
   }
 
 

@@ -60,6 +60,13 @@ KINDS = {
     ("em.refrag", "em.sft", "em.sft_gold", "em.oracle"),
     same=("task", "block_pattern", "n"),
   ),
+  "rag": Kind(
+    "rag",
+    "rag.json",
+    re.compile(r"(em|f1|no_answer)\.\w+\.\w+|wall_seconds"),
+    ("em.rag.retrieved", "em.rag.edited", "em.rag.missing", "em.rag.none", "em.rag.shuffled"),
+    same=("task", "documents", "block_pattern", "n"),
+  ),
   "rerank": Kind(
     "rerank",
     "rerank.json",
