@@ -1,5 +1,6 @@
 """Losses as pure functions: token log-probabilities, advantages, and the clipped policy loss."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -14,6 +15,8 @@ from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 Advantage = Literal["mean", "grpo", "rloo", "reinforce"]
+CHUNK = 256  # tokens of a row whose logits exist at once
+FEWEST = 64  # masked tokens of a long row, if there are no more
 
 
 def sequence_log_probs(
@@ -23,7 +26,7 @@ def sequence_log_probs(
   segment_ids_BxT: Array,
   *,
   temperature: float = 1.0,
-  chunk: int = 256,
+  chunk: int = CHUNK,
 ) -> Array:
   """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 for the first of a segment.
 
@@ -43,7 +46,7 @@ def log_probs_of_states(
   segment_ids_BxT: Array,
   *,
   temperature: float = 1.0,
-  chunk: int = 256,
+  chunk: int = CHUNK,
 ) -> Array:
   """Return what `sequence_log_probs` does, from the hidden states [B, T, D] of the tokens."""
   lm = LM(config)
@@ -65,14 +68,56 @@ def log_probs_of_states(
     _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
     log_probs = jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)
   shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
-  follows = segment_ids_BxT == jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-  return jnp.where(follows & (segment_ids_BxT != 0), shifted, 0)
+  return jnp.where(_follows(segment_ids_BxT), shifted, 0)
 
 
 def masked_lm_loss(config: ModelConfig, params: Params, batch: dict[str, Array]) -> LossSums:
   """Sum the cross-entropy of the tokens under `mask` bool [B, T]; `tokens` and `segment_ids` as in the model."""
-  log_probs = sequence_log_probs(config, params, batch["tokens"], batch["segment_ids"])
-  return LossSums(-jnp.sum(jnp.where(batch["mask"], log_probs, 0)), jnp.sum(batch["mask"]), {})
+  tokens, segment_ids, mask = batch["tokens"], batch["segment_ids"], batch["mask"]
+  if tokens.shape[1] <= CHUNK:
+    log_probs = sequence_log_probs(config, params, tokens, segment_ids)
+    total = jnp.sum(jnp.where(mask, log_probs, 0))
+  else:
+    total = _sum_of_log_probs(config, params, tokens, segment_ids, mask)
+  return LossSums(-total, jnp.sum(mask), {})
+
+
+def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segment_ids: Array, mask: Array) -> Array:
+  """Sum the log-probabilities of the tokens under `mask`, with logits for little more than these.
+
+  Each row is ordered with its masked tokens first; as many columns are computed, up to a power of two, as the row with
+  the most of them has. In fine-tuning on answers, nearly all of a row are documents, and the head of a small model is a
+  fifth of its work.
+  """
+  lm, time = LM(config), tokens.shape[1]
+  hidden: Any = lm.apply(params, tokens, segment_ids)
+  asked = mask & _follows(segment_ids)
+  order = jnp.argsort(~asked, axis=1, stable=True)
+  asked = jnp.take_along_axis(asked, order, axis=1)
+  widths = [FEWEST << i for i in range((time - 1).bit_length()) if FEWEST << i < time]
+
+  @jax.checkpoint
+  def of_columns(order: Array, asked: Array) -> Array:
+    before = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
+    logits: Any = lm.apply(params, before, method="logits")
+    log_probs = token_log_probs(logits, jnp.take_along_axis(tokens, order, axis=1))
+    return jnp.sum(jnp.where(asked, log_probs, 0))
+
+  def of_first(width: int) -> Array:
+    if width <= CHUNK:
+      return of_columns(order[:, :width], asked[:, :width])
+    by_chunk = lambda x: jnp.moveaxis(jnp.pad(x, ((0, 0), (0, -time % CHUNK))).reshape(len(x), -1, CHUNK), 1, 0)
+    chunks = -(-width // CHUNK)
+    return jax.lax.map(lambda rows: of_columns(*rows), (by_chunk(order)[:chunks], by_chunk(asked)[:chunks])).sum()
+
+  enough = jnp.searchsorted(jnp.asarray(widths), asked.sum(axis=1).max())
+  return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])
+
+
+def _follows(segment_ids_BxT: Array) -> Array:
+  """Tell of each token [B, T] whether one of its segment stands before it; padding has none."""
+  before = jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return (segment_ids_BxT == before) & (segment_ids_BxT != 0)
 
 
 def info_nce(

@@ -9,7 +9,7 @@ import pytest
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.train.losses import advantages, info_nce, policy_loss, sequence_log_probs
+from selfrag_jax.train.losses import advantages, info_nce, masked_lm_loss, policy_loss, sequence_log_probs
 from selfrag_jax.train.state import LossSums, TrainState, make_update
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -214,3 +214,26 @@ def test_info_nce_is_the_cross_entropy_of_the_gold_chunk():
     np.testing.assert_allclose(losses[b], -np.log(share), atol=1e-5)
     assert bool(first[b]) == (scores.argmax() == others.index(gold[b]))
   assert 0 < np.asarray(first).sum() < 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 1.0])
+def test_a_long_row_computes_the_head_for_masked_tokens_alone_and_nothing_changes(share):
+  config = ModelConfig(vocab_size=50, d_model=16, n_layers=2, n_heads=2, block_pattern="TM", ssm_head_dim=8)
+  params = nn.unbox(init_params(config, jax.random.key(0)))
+  rng = np.random.default_rng(0)
+  segment_ids = np.repeat([[1] * 100 + [2] * 150 + [0] * 50, [1] * 299 + [2]], 1, axis=0)
+  batch = {
+    "tokens": jnp.asarray(rng.integers(0, 50, (2, 300))),
+    "segment_ids": jnp.asarray(segment_ids),
+    "mask": jnp.asarray(rng.random((2, 300)) < share),  # also first tokens of segments and padding
+  }
+
+  def whole(params):
+    log_probs = sequence_log_probs(config, params, batch["tokens"], batch["segment_ids"])
+    return -jnp.sum(jnp.where(batch["mask"], log_probs, 0))
+
+  compact = lambda params: masked_lm_loss(config, params, batch).loss
+  (ours, gradient), (theirs, wanted) = (jax.value_and_grad(loss)(params) for loss in (compact, whole))
+  assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+  assert (float(ours) == 0) == (share == 0)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient, wanted)
