@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import selfrag_jax.textgrad as tg
+from tests import launching
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,13 +84,9 @@ def test_the_launcher_says_that_the_budget_ended_the_run(tmp_path):
 
 
 def test_the_launcher_says_what_programs_can_reach(tmp_path):
-  command = [
-    sys.executable,
-    ROOT / "launch" / "optimize_prompt.py",
-    f"--config={ROOT / 'configs/gradient_rag.py'}:program",
-  ]
   flags = ["--config.optimizer.steps=0", "--config.task.sizes.valid=1", "--config.task.sizes.test=1"]
-  done = subprocess.run([*command, f"--workdir={tmp_path}", *flags], capture_output=True, text=True, timeout=240)
+  config = "--config=configs/gradient_rag.py:program"
+  done = launching.launch("launch/optimize_prompt.py", config, f"--workdir={tmp_path}", *flags)
   assert done.returncode == 0, done.stderr
   assert done.stderr.count("programs have limits of time and memory; they ") == 1
 

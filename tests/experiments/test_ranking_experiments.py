@@ -3,9 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -23,8 +20,8 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.multi_hop import MultiHopRetriever
 from selfrag_jax.retrieval.rerank import RerankRetriever
 from selfrag_jax.text.wordpiece import SPECIAL
+from tests import launching
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE_DEVICE = "--xla_backend_optimization_level=0"
 NAMES = [f"{a}{b}" for a in ("ba", "co", "du", "fe", "gi", "lo") for b in ("mar", "nel", "rit", "sun", "tol")]
 
@@ -50,10 +47,10 @@ def folder(tmp_path_factory):
 
 
 def launch(config, folder, workdir, *overrides, code=0, launcher="train"):
-  ended = subprocess.run(
-    [sys.executable, ROOT / "launch" / f"{launcher}.py", f"--config={ROOT / 'configs' / config}.py",
-     f"--workdir={workdir}", f"--config.data.path={folder}", f"--config.init={folder / 'bert'}", *overrides],
-    capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ONE_DEVICE},
+  data = f"--config.data.path={folder}", f"--config.init={folder / 'bert'}"
+  ended = launching.launch(
+    f"launch/{launcher}.py", f"--config=configs/{config}.py", f"--workdir={workdir}", *data, *overrides,
+    env={**os.environ, "XLA_FLAGS": ONE_DEVICE}, imported=("tensorflow_text",),
   )  # fmt: skip
   assert ended.returncode == code, ended.stderr
   return ended

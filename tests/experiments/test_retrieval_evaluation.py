@@ -2,9 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -17,13 +14,11 @@ from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval import dense
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.beir import EXAMPLE, read_beir
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import launching
 
 
 def launch(*arguments):
-  command = [sys.executable, ROOT / "launch" / "eval.py", f"--config={ROOT / 'configs' / 'retrieval.py'}:words"]
-  return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=ROOT)
+  return launching.launch("launch/eval.py", "--config=configs/retrieval.py:words", *arguments)
 
 
 def test_scores_are_those_of_the_rankings():

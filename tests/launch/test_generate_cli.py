@@ -1,16 +1,13 @@
 """`launch/generate.py` as a user meets it: it remembers a text, answers and explains; mistakes are one line."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from configs import memory
 from selfrag_jax.experiments import self_rag
+from tests.launching import launch
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 
 
@@ -29,8 +26,7 @@ def workdir(tmp_path_factory):
 
 
 def generate(*flags, text=""):
-  command = [sys.executable, "launch/generate.py", *map(str, flags)]
-  return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+  return launch("launch/generate.py", *flags, text=text)
 
 
 def test_a_run_remembers_answers_and_explains(workdir, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from selfrag_jax.train.checkpoint import Checkpointer
 from selfrag_jax.train.loop import checkpoints
+from tests.launching import launch as run_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = {"train": 1, "eval": 2, "optimize_prompt": 1}
@@ -21,8 +22,7 @@ def get_config():
 
 
 def launch(launcher, *flags):
-  command = [sys.executable, f"launch/{launcher}.py", *map(str, flags)]
-  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  return run_launcher(f"launch/{launcher}.py", *flags)
 
 
 def assert_one_line(run, code, message):

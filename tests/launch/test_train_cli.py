@@ -16,6 +16,7 @@ import pytest
 
 from selfrag_jax.train.loop import checkpoints
 from selfrag_jax.train.workdir import open_workdir
+from tests.launching import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
@@ -185,8 +186,7 @@ def test_what_does_not_fit_the_mesh_is_one_line_and_writes_nothing(tmp_path, fla
 @pytest.mark.parametrize("overridden", [True, False])
 def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   flags = ["--config.seed=1"] if overridden else []
-  command = [sys.executable, "launch/train.py", f"--config={config}", *flags]
-  run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  run = launch("launch/train.py", f"--config={config}", *flags)
   assert_one_line(run.returncode, run.stderr, message)
 
 
@@ -205,7 +205,7 @@ def test_a_config_that_is_not_there_is_one_line(config, message, overridden):
   ],
 )
 def test_a_config_that_does_not_say_what_to_run_is_one_line(launcher, flags, message):
-  run = subprocess.run([sys.executable, f"launch/{launcher}.py", *flags], cwd=ROOT, capture_output=True, text=True)
+  run = launch(f"launch/{launcher}.py", *flags)
   # an evaluation is a gate: 1 means that it was missed
   assert_one_line(run.returncode, run.stderr, message, failed=2 if launcher == "eval" else 1)
 

@@ -13,6 +13,7 @@ import pytest
 from selfrag_jax.retrieval.__main__ import main
 from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.beir import EXAMPLE
+from tests.launching import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ("--documents", EXAMPLE / "corpus.jsonl", "--model", "token-bag", "--quiet")
@@ -316,10 +317,7 @@ def test_a_retriever_of_the_user_works_in_the_commands(tmp_path):
     "    return Hits([ids for _ in queries], [scores for _ in queries])\n"
   )
   (tmp_path / "a.jsonl").write_text('{"id": "short", "text": "a"}\n{"id": "long", "text": "a b c"}\n')
-  call = lambda *arguments: subprocess.run(
-    [sys.executable, "-m", "selfrag_jax.retrieval", *arguments], cwd=tmp_path, capture_output=True, text=True,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
-  )  # fmt: skip
+  call = lambda *arguments: launch("-m selfrag_jax.retrieval", *arguments, cwd=tmp_path)
   built = call("--documents", "a.jsonl", "--output", "kb", "--type", "longest", "--plugin", "my_retriever")
   assert built.returncode == 0, built.stderr
   found = call("search", "--knowledge_base", "kb", "x", "--plugin", "my_retriever")
@@ -330,9 +328,7 @@ def test_a_retriever_of_the_user_works_in_the_commands(tmp_path):
 
 
 def test_the_launcher_builds_the_same(tmp_path, kb):
-  call = lambda *arguments: subprocess.run(
-    [sys.executable, ROOT / "launch" / "build_kb.py", *arguments], cwd=tmp_path, capture_output=True, text=True
-  )
+  call = lambda *arguments: launch("launch/build_kb.py", *arguments, cwd=tmp_path)
   built = call(f"--documents={EXAMPLE / 'corpus.jsonl'}", "--output=other", "--model=token-bag")
   assert built.returncode == 0, built.stderr
   digests = [json.loads((folder / "manifest.json").read_text())["files"] for folder in (kb, tmp_path / "other")]
