@@ -8,8 +8,7 @@ from setuptools import find_packages, setup
 NOT_WINDOWS = "platform_system != 'Windows'"
 LINUX = "platform_system == 'Linux'"
 
-# jax 0.11 and later need Python 3.12; flax 0.12.8 does not run on them. The whole
-# suite has run on the first pair only so far.
+# jax 0.11 and later need Python 3.12; flax 0.12.8 does not run on them
 BEFORE_312, SINCE_312 = "python_version < '3.12'", "python_version >= '3.12'"
 
 

@@ -6,7 +6,7 @@ another question, and, in the embedded task, documents whose facts were changed:
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
-from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share
+from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, suggestion
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer
 from selfrag_jax.mesh import check_shards, make_mesh
@@ -111,12 +111,24 @@ class RAGConfig(ConversationConfig):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Checked):
-  """Greedy evaluation: `periodic` questions while training, `final` for the report."""
+  """Greedy evaluation: `periodic` questions while training, `final` for the report.
+
+  `conditions` names those of the report, joined by commas; empty: all. `before`: also of the pretrained model.
+  """
 
   periodic: Count = 128
   final: Count = 512
   batch_size: Count = 64
   max_new_tokens: Count = 8
+  conditions: str = ""
+  before: bool = True
+
+  def among(self, known: Sequence[str]) -> list[str]:
+    """Return the names of the conditions of the report. Raises ValueError for an unknown one."""
+    chosen = [name.strip() for name in self.conditions.split(",")] if self.conditions else list(known)
+    if unknown := [name for name in chosen if name not in known]:
+      raise ValueError(f"config.evaluation.conditions has {unknown[0]!r}; {suggestion(unknown[0], known)}")
+    return chosen
 
 
 OWN = {"pretrain": ReadingConfig, "rag": RAGConfig, "evaluation": EvalConfig, "loop": LoopConfig}
@@ -131,7 +143,7 @@ CONDITIONS = {
   "none": "no documents",
   "shuffled": "the documents of another question",
 }
-SCRATCH_BUCKET, BUCKET = 32, 256  # prompts are padded to a multiple; those of the embedded task are short
+SCRATCH_BUCKET, BUCKET = 32, 128  # prompts are padded to a multiple; those of the embedded task are short
 
 
 class Scores(NamedTuple):
@@ -190,6 +202,17 @@ class Experiment:
       evaluate=self.validate,
     )
 
+  @property
+  def policies(self) -> list[str]:
+    """The names of the models that are scored, in the order of training."""
+    before = self.base_params is not None and self.evaluation.before
+    return [*(["base"] if before else []), *self.phases()]
+
+  @property
+  def conditions(self) -> list[str]:
+    """The names of the conditions of the report."""
+    return self.evaluation.among(self.reading.conditions)
+
   def phases(self) -> list[str]:
     """Return the names of the phases, in the order of training."""
     return [*(["pretrain"] if self.pretrain.steps else []), "rag"]
@@ -239,6 +262,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   first = experiment.phases()[0]
   if params is None and (rank := sections[first].lora.rank):
     raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
+  _ = experiment.conditions  # an unknown one is an error now
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for name in experiment.phases():
       phase = experiment.phase(name, None)
@@ -299,11 +323,11 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   base.announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
     params, origin = None, {}
-    policies = {} if experiment.base_params is None else {"base": experiment.base_params}
+    trained = {} if experiment.base_params is None else {"base": experiment.base_params}
     for name in experiment.phases():
-      params = policies[name] = take(experiment.phase(name, params), **origin)
+      params = trained[name] = take(experiment.phase(name, params), **origin)
       origin = {"origin": {"phase": name, "steps": getattr(experiment, name).steps}}
-    scores = {name: _score_conditions(experiment, name, params) for name, params in policies.items()}
+    scores = {name: _score_conditions(experiment, name, trained[name]) for name in experiment.policies}
   report = summarize(experiment, scores) | {"wall_seconds": round(time.monotonic() - started, 1)}
   arrays = {
     f"{policy}.{condition}.{field}": values
@@ -319,7 +343,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
 
 def _score_conditions(experiment: Experiment, policy: str, params: Params) -> dict[str, Scores]:
   scores = {}
-  for condition in experiment.reading.conditions:
+  for condition in experiment.conditions:
     scores[condition] = found = experiment.score(params, "test", experiment.evaluation.final, condition)
     print(f"{policy}, {condition}: exact match {found.exact.mean():.3f}", flush=True)
   return scores
@@ -353,8 +377,7 @@ def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, Scores]]
 
 def value_names(experiment: Experiment) -> set[str]:
   """Return the names of the numbers that the report will have."""
-  policies = [*([] if experiment.base_params is None else ["base"]), *experiment.phases()]
-  conditions = experiment.reading.conditions
+  policies, conditions = experiment.policies, experiment.conditions
   asked = experiment.reading.questions("test", experiment.evaluation.final, conditions[0])
   has_answer = np.array([bool(row["answers"]) for row in asked])
   nothing = Scores(np.zeros(len(asked)), np.zeros(len(asked)), has_answer)

@@ -112,6 +112,15 @@ def test_plain_conversations_need_a_pretrained_model_and_their_files(tmp_path):
   assert read_plain(PlainConfig(), is_pretrained=False) is None
 
 
+def test_some_conditions_are_enough(tmp_path):
+  changes = {"evaluation.conditions": "retrieved, none", "evaluation.final": 4}
+  report = run(experiment := made(**changes), tmp_path)
+  assert list(report["em"]["rag"]) == ["retrieved", "none"]
+  assert set(numbers(report)) == value_names(experiment)
+  with pytest.raises(ValueError, match=r"config\.evaluation\.conditions has 'retreived'; did you mean retrieved\?"):
+    made(**{"evaluation.conditions": "retreived"})
+
+
 def test_updates_need_a_model_from_the_first_phase_on():
   with pytest.raises(ValueError, match=r"pretrain\.lora\.rank = 4 needs a model to adapt: set config\.init"):
     made(**{"pretrain.lora.rank": 4})
@@ -173,6 +182,9 @@ def test_a_pretrained_model_is_tuned_in_two_runs_and_keeps_its_tokenizer(chat_fo
     jsonschema.validate(json.loads(json.dumps(report)), read_schema("rag"))
     init = tmp_path / name
   assert 0 < report["with_answer"] < report["n"] == 6
+  assert list(report["em"]) == ["base", "rag"]
+  config.update_from_flattened_dict({"evaluation.before": False})
+  assert list(evaluate(build(config.to_dict()), tmp_path / name)["em"]) == ["rag"]
   tuned = load_chat(str(init))
   assert tuned.context_tokens == 512
   assert tuned.tokenizer.special["<|im_end|>"] == 257
