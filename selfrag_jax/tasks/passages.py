@@ -148,10 +148,10 @@ class PassageSearch:
     """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.
 
     "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; a share `cloze`
-    of the indices get a cloze question instead. A query has only words of the question or of an earlier passage: the
-    passage's name if they contain it, else the words that best tell the passage from the others. As far as `max_hops`
-    has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most similar wrong
-    passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the answer of
+    of the indices of `sft` get a cloze question instead. A query has only words of the question or of an earlier
+    passage: the passage's name if they contain it, else the words that best tell the passage from the others. As far as
+    `max_hops` has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most similar
+    wrong passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the answer of
     another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE. Each search shows one
     passage.
 
@@ -164,7 +164,7 @@ class PassageSearch:
     [question] = self._choose(split, [index])
     rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
     if strategy == "gold":
-      if rng.random() < self._cloze_share:
+      if rng.random() < self._cloze_share and split == "sft":  # elsewhere, the question itself is wanted
         question = self._cloze(rng)
       queries, passages = self._gold_searches(question, max_hops, rng)
       answer = question.answers[0]

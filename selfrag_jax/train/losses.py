@@ -171,12 +171,14 @@ def policy_loss(
   clip_high: float,
   kl_weight: float = 0.0,
   reference_log_probs_BxT: Array | None = None,
+  kl_mask_BxT: Array | None = None,
 ) -> LossSums:
   """Compute the clipped policy loss over the masked tokens, each with the same weight (PPO, arXiv 1707.06347).
 
   The lower and upper epsilon are separate, as in DAPO (arXiv 2503.14476); `kl_weight` times the low-variance KL to a
-  reference (k3) is added. Returns sums over the masked tokens: of the loss, of `ratio_gap` (absolute difference of the
-  log-probabilities), `clipped`, `surprise` (-log p of the sampled token) and `kl`; the weight is the number of tokens.
+  reference (k3) is added, over the tokens of `kl_mask` if it is given. Returns sums over the tokens of either mask:
+  of the loss, of `ratio_gap` (absolute difference of the log-probabilities), `clipped`, `surprise` (-log p of the
+  sampled token) and `kl`; the weight is the number of tokens.
   """
   total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
   log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)
@@ -189,8 +191,9 @@ def policy_loss(
     "clipped": total((clipped * advantage < ratio * advantage).astype(jnp.float32)),
     "surprise": -total(log_probs_BxT),
   }
-  if reference_log_probs_BxT is not None:
-    gap = jnp.where(mask_BxT, reference_log_probs_BxT - log_probs_BxT, 0)
-    metrics["kl"] = total(jnp.exp(gap) - gap - 1)
-    loss += kl_weight * metrics["kl"]
-  return LossSums(loss, jnp.sum(mask_BxT), metrics)
+  if reference_log_probs_BxT is None:
+    return LossSums(loss, jnp.sum(mask_BxT), metrics)
+  pulled = mask_BxT if kl_mask_BxT is None else kl_mask_BxT
+  gap = jnp.where(pulled, reference_log_probs_BxT - log_probs_BxT, 0)
+  metrics["kl"] = jnp.sum(jnp.exp(gap) - gap - 1)
+  return LossSums(loss + kl_weight * metrics["kl"], jnp.sum(mask_BxT | pulled), metrics)

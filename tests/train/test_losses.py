@@ -116,6 +116,20 @@ def test_kl_is_k3(batch):
   assert same.metrics["kl"] == 0
 
 
+def test_the_kl_can_act_on_other_tokens_than_the_reward(batch):
+  reference = jax.random.normal(jax.random.key(0), (3, 6))
+  arguments = (batch["log_probs"], batch["log_probs"], batch["advantages"])
+  pulled = jnp.zeros((3, 6), bool).at[1].set(True)
+  rewarded = batch["mask"].at[1].set(False)
+  options = {**CLIP, "kl_weight": 0.5, "reference_log_probs_BxT": reference, "kl_mask_BxT": pulled}
+  sums = policy_loss(*arguments, rewarded, **options)
+  gap = np.asarray(reference - batch["log_probs"])[1]
+  k3 = (np.exp(gap) - gap - 1).sum()
+  np.testing.assert_allclose(sums.metrics["kl"], k3, rtol=1e-5)
+  np.testing.assert_allclose(sums.loss, policy_loss(*arguments, rewarded, **CLIP).loss + 0.5 * k3, rtol=1e-5)
+  assert sums.weight == rewarded.sum() + 6
+
+
 @pytest.fixture(scope="module")
 def model():
   config = ModelConfig(20, d_model=16, n_layers=2, n_heads=2, block_pattern="TM", ssm_state=8, ssm_head_dim=8)

@@ -13,10 +13,11 @@ from selfrag_jax.generate.transcript import Transcript
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.rewards import search_reward
+from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.train.losses import advantages
+from selfrag_jax.text.chat import render_conversation
+from selfrag_jax.train.losses import advantages, sequence_log_probs
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores, evaluate
 
@@ -107,6 +108,60 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
     for r in range(2):
       assert batch.advantages[q * 2 + r] == expected[q, r]
       assert batch.kept[q * 2 + r] == kept[q]
+
+
+def rl_phase(runner, **options):
+  params = nn.unbox(init_params(MODEL, jax.random.key(0)))
+  right = RewardConfig(f1_weight=0.0, retrieval_weight=0.0)  # no reward but for a right answer
+  config = RLConfig(steps=1, questions_per_step=4, rollouts_per_question=2, reward=right, **options)
+  bounds = RolloutConfig(2, 1, 4, 2)
+  return Refrag("rl", runner, MODEL, config, bounds, mesh=runner.mesh, seed=0, params=params, evaluate=lambda _: {})
+
+
+def demonstrated(phase, params, indices):
+  """The mean log-probability of what the demonstrations of these questions write."""
+  total = count = 0.0
+  for index in indices:
+    ids, mask = render_conversation(TASK.tokenizer, TASK.demonstration("train", index, "gold", 2), TASK.template)
+    tokens, mask = np.array([ids]), np.array([mask])
+    log_probs = sequence_log_probs(MODEL, params, tokens, np.ones_like(tokens))
+    total, count = total + float((log_probs * mask).sum()), count + mask.sum()
+  return total / count
+
+
+def test_demonstrations_join_the_groups_of_their_questions(runner):
+  """A fresh policy answers nothing right: only the demonstrations tell it apart, and become more probable."""
+  asked = TASK.batch("train", np.arange(4))
+  plain, taught = rl_phase(runner), rl_phase(runner, experts=True)
+  state, metrics = plain.step(plain.initial_state(), asked)
+  assert metrics["groups_kept"] == 0
+  before = demonstrated(taught, taught.initial_state().params, range(4))
+  assert demonstrated(plain, state.params, range(4)) == pytest.approx(before, abs=1e-5)
+  state, metrics = taught.step(taught.initial_state(), asked)
+  assert metrics["groups_kept"] == 1
+  assert demonstrated(taught, state.params, range(4)) > before + 1e-3
+  split = rl_phase(runner, experts=True, accumulate=2)
+  other, _ = split.step(split.initial_state(), asked)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, other.params)
+  assert "update" in taught.lower()
+  with pytest.raises(ValueError, match="with experts, questions_per_step"):
+    RLConfig(questions_per_step=3, rollouts_per_question=4, experts=True, accumulate=4)
+
+
+def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
+  """They are also where a group teaches nothing; without the pull, nothing moves."""
+  phase = rl_phase(runner, kl_weight=0.5, kl_on="wrong")
+  asked, start = TASK.batch("train", np.arange(4)), phase.initial_state().params
+  away = lambda: jax.tree.map(lambda x: x * 1.1, start)
+  _, metrics = phase.step(phase.initial_state().replace(params=away()), asked)
+  assert metrics["groups_kept"] == 0
+  assert metrics["kl"] > 0
+  assert metrics["grad_norm"] > 0
+  everywhere = rl_phase(runner, kl_weight=0.5)
+  _, metrics = everywhere.step(everywhere.initial_state().replace(params=away()), asked)
+  assert metrics["grad_norm"] == 0
+  with pytest.raises(ValueError, match="kl_weight is 0"):
+    RLConfig(kl_on="wrong")
 
 
 def test_each_table_is_drawn_once_and_ahead_of_its_step(monkeypatch):

@@ -18,16 +18,17 @@ from selfrag_jax.generate.rollout import Rollout, RolloutConfig
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.ragged import length_mask
+from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
+from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
-from selfrag_jax.typing import Array, Params
+from selfrag_jax.typing import Array, ArrayLike, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class RLConfig(Checked):
   clip_low: Share = 0.2
   clip_high: Weight = 0.28
   kl_weight: Weight = 0.0  # of the KL to the policy that the phase started from
+  kl_on: Literal["all", "wrong"] = "all"  # wrong: rollouts without a right answer alone (DGPO, arXiv 2508.20324)
+  experts: bool = False  # a demonstration of each question joins its group, as one more rollout that is right
   accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
   reward: RewardConfig = RewardConfig()
@@ -51,18 +54,37 @@ class RLConfig(Checked):
 
   def __post_init__(self):
     super().__post_init__()
+    if self.kl_on == "wrong" and not self.kl_weight:
+      raise ValueError("kl_on = 'wrong' says on which rollouts the KL acts, but kl_weight is 0: set it, too")
     check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+    if self.experts:
+      check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
+
+
+class Experts(NamedTuple):
+  """Demonstrations of the questions, one each, as rollouts: advantages [Q] and arrays [Q, …] as in `Experience`."""
+
+  advantages: ArrayLike
+  kept: ArrayLike
+  lengths: ArrayLike
+  sampled: ArrayLike
+  tokens: ArrayLike
 
 
 class Experience(NamedTuple):
-  """Rollouts as the update reads them: `advantages` float32 [B], `kept` bool [B], the other arrays as in `Rollout`."""
+  """Rollouts as the update reads them: `advantages` float32 [B], the other arrays as in `Rollout`.
+
+  `kept` bool [B]: the rewards of its group differ. `pulled` bool [B]: the KL acts on it.
+  """
 
   advantages: Array
   kept: Array
+  pulled: Array
   lengths: Array
   log_probs: Array
   sampled: Array
   tokens: Array
+  experts: Experts | None = None
 
 
 class Refrag(GradientPhase):
@@ -108,8 +130,16 @@ class Refrag(GradientPhase):
     episodes = self._runner.run(state.params, batch, self._rollout, key, repeats=repeats, kind=config.retriever)
     scores = self._runner.score(episodes)
     rewards = self._rewards(episodes, scores)
-    advantage, kept = advantages(rewards.reshape(-1, repeats), config.advantage)
-    columns = self._on_mesh((advantage.reshape(-1), np.repeat(kept, repeats)))
+    groups = rewards.reshape(-1, repeats)
+    if config.experts:
+      groups = np.concatenate([groups, np.ones((len(groups), 1), groups.dtype)], axis=1)
+    advantage, kept = advantages(groups, config.advantage)
+    rows = np.repeat(kept, repeats)
+    pulled = rows if config.kl_on == "all" else scores.exact_match == 0
+    shown = None
+    if config.experts:
+      shown = self._demonstrations(batch.indices, episodes.host.tokens.shape[1], advantage[:, -1], kept)
+    columns = self._on_mesh((advantage[:, :repeats].reshape(-1), rows, pulled, shown))
     state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     means |= _likelihood(episodes.host, scores.exact_match)
@@ -126,9 +156,23 @@ class Refrag(GradientPhase):
       state.params, self.batch(0), self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )
     rows = (config.questions_per_step * config.rollouts_per_question,)
-    columns = jax.ShapeDtypeStruct(rows, np.float32), jax.ShapeDtypeStruct(rows, np.bool_)
+    columns: list[Any] = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (np.float32, np.bool_, np.bool_)]
+    if config.experts:
+      n, width = config.questions_per_step, rollout.out_info.tokens.shape[1]
+      indices, advantage = self.batch(0).indices, np.zeros(n, np.float32)
+      columns.append(self._demonstrations(indices, width, advantage, np.ones(n, bool)))
     reference = (state.params,) if config.kl_weight else ()
     return {"rollout": rollout, "update": self._lower_update(_experience(rollout.out_info, *columns), *reference)}
+
+  def _demonstrations(self, indices: np.ndarray, width: int, advantage: np.ndarray, kept: np.ndarray) -> Experts:
+    """Render a demonstration of each question; one that is longer than a rollout can be is not used."""
+    task = self._runner.task
+    made = [task.demonstration("train", int(index), "gold", self._rollout.max_hops) for index in indices]
+    ids, masks = zip(*(render_conversation(task.tokenizer, shown, task.template) for shown in made), strict=True)
+    fits = np.array([len(row) <= width for row in ids])
+    rows = lambda values: pad_rows([row[:width] for row in values], width)
+    tokens, lengths = rows(ids)
+    return Experts(advantage, kept & fits, lengths, rows(masks)[0].astype(bool), tokens)
 
   def _count_tokens(self, batch: Rollout) -> int:
     return int(batch.lengths.sum())
@@ -148,7 +192,7 @@ class Refrag(GradientPhase):
     segment_ids = length_mask(batch.lengths, tokens.shape[1], jnp).astype(jnp.int32)
     temperature = self._rollout.sampling.temperature
     log_probs = lambda p: sequence_log_probs(self._model, p, tokens, segment_ids, temperature=temperature)
-    return policy_loss(
+    sums = policy_loss(
       log_probs(params),
       batch.log_probs,
       batch.advantages,
@@ -157,7 +201,21 @@ class Refrag(GradientPhase):
       clip_high=self._config.clip_high,
       kl_weight=self._config.kl_weight,
       reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
+      kl_mask_BxT=batch.sampled & batch.pulled[:, None],
     )
+    return sums if batch.experts is None else _added(sums, self._loss_of_experts(params, batch.experts))
+
+  def _loss_of_experts(self, params: Params, batch: Experts) -> LossSums:
+    """Move the probability of the demonstrations by their advantage.
+
+    The policy did not write them: there is no old probability, and the ratio stays at 1.
+    """
+    config, (advantage, kept, lengths, sampled, tokens) = self._config, map(jnp.asarray, batch)
+    segment_ids = length_mask(lengths, tokens.shape[1], jnp).astype(jnp.int32)
+    temperature = self._rollout.sampling.temperature
+    log_probs = sequence_log_probs(self._model, params, tokens, segment_ids, temperature=temperature)
+    old, mask = jax.lax.stop_gradient(log_probs), sampled & kept[:, None]
+    return policy_loss(log_probs, old, advantage, mask, clip_low=config.clip_low, clip_high=config.clip_high)
 
 
 def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:
@@ -166,5 +224,11 @@ def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:
   return {"right_log_prob": float(rollout.log_probs[counted].mean())} if counted.any() else {}
 
 
-def _experience(rollout: Rollout, advantages: Any, kept: Any) -> Experience:
-  return Experience(advantages, kept, rollout.lengths, rollout.log_probs, rollout.sampled, rollout.tokens)
+def _added(sums: LossSums, others: LossSums) -> LossSums:
+  metrics = {name: value + others.metrics.get(name, 0) for name, value in sums.metrics.items()}
+  return LossSums(sums.loss + others.loss, sums.weight + others.weight, metrics)
+
+
+def _experience(rollout: Rollout, advantages: Any, kept: Any, pulled: Any, experts: Any = None) -> Experience:
+  columns = rollout.lengths, rollout.log_probs, rollout.sampled, rollout.tokens
+  return Experience(advantages, kept, pulled, *columns, experts)
