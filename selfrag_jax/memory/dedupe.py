@@ -10,6 +10,7 @@ from selfrag_jax.checked import LARGEST_FLOAT
 from selfrag_jax.memory.scoring import cosine, norm
 from selfrag_jax.memory.table import Table
 
+SIMILARITIES = 2**22  # computed at once
 CANDIDATES = 4  # nearest chunks that are tried first if a metadata field must agree too
 
 
@@ -76,9 +77,13 @@ def repeats(rows: np.ndarray, threshold: float, exempt: np.ndarray) -> list[int 
   norms = norm(np.einsum("nd,nd->n", rows, rows))
   firsts: list[int | None] = []
   is_first = ~exempt
-  for i, row in enumerate(rows):  # one row at a time: all similarities together would take N x N numbers
-    similar = cosine(rows[:i] @ row, norms[:i] * norms[i], np) >= threshold
-    earlier = np.flatnonzero(similar & is_first[:i])
-    firsts.append(int(earlier[0]) if len(earlier) and not exempt[i] else None)
-    is_first[i] &= firsts[i] is None
+  block = max(1, SIMILARITIES // max(len(rows), 1))  # all similarities together would take N x N numbers
+  for start in range(0, len(rows), block):
+    some = slice(start, start + block)
+    before = slice(0, min(some.stop, len(rows)))
+    similar = cosine(rows[some] @ rows[before].T, norms[some, None] * norms[None, before], np) >= threshold
+    for i, near in enumerate(similar, start):
+      earlier = np.flatnonzero(near[:i] & is_first[:i])
+      firsts.append(int(earlier[0]) if len(earlier) and not exempt[i] else None)
+      is_first[i] &= firsts[i] is None
   return firsts

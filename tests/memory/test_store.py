@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from selfrag_jax.memory import dedupe
 from selfrag_jax.memory.records import Recency
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.memory.topk_numpy import search_numpy
@@ -345,3 +346,19 @@ assert store.search(np.ones(4), 1)[0].text == "a"
 assert "jax" not in sys.modules and "tensorflow" not in sys.modules, [m for m in sys.modules if "jax" in m]
 """
   subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 10**6])
+def test_repeats_among_new_rows_are_those_of_every_pair_in_any_blocks(at_once, monkeypatch):
+  monkeypatch.setattr(dedupe, "SIMILARITIES", at_once)
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(40, 4)).astype(np.float32)
+  rows[7], exempt = 0, rng.random(40) < 0.2
+  expected: list[int | None] = []
+  length = lambda i, j: float(np.linalg.norm(rows[j]) * np.linalg.norm(rows[i])) or np.inf
+  close = lambda i, j: float(rows[j] @ rows[i]) / length(i, j) >= 0.8
+  for i in range(40):
+    firsts = [j for j in range(i) if not exempt[j] and expected[j] is None and close(i, j)]
+    expected.append(firsts[0] if firsts and not exempt[i] else None)
+  assert 5 < sum(first is not None for first in expected) < 35
+  assert dedupe.repeats(rows, 0.8, exempt) == expected
