@@ -6,8 +6,7 @@ those of the TF-IDF vectors (Johnson & Lindenstrauss 1984).
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +53,23 @@ def init_token_bag(
   (Robertson & Sparck Jones 1976, in the form that is never negative), else 1. `special_ids` weigh 0.
   Raises ValueError if only one of `document_frequency` and `n_documents` is given, or if they or the ids do not fit.
   """
+  weights = _weights(vocab_size, document_frequency, n_documents, special_ids)
+  return TokenBag(projection=_projection(key, vocab_size, d_embed), weights=weights)
+
+
+def _projection(key: PRNGKey, vocab_size: int, d_embed: int) -> Array:
+  return (jax.random.normal(key, (vocab_size, d_embed), jnp.float32) / np.sqrt(d_embed)).astype(jnp.float32)
+
+
+@lru_cache(2)
+def _shared_projection(vocab_size: int, d_embed: int) -> Array:
+  """The projection of all encoders of these sizes: 64 MB for hashed words, which are drawn and held once."""
+  return _projection(jax.random.key(0), vocab_size, d_embed)
+
+
+def _weights(
+  vocab_size: int, document_frequency: ArrayLike | None, n_documents: int | None, special_ids: Sequence[int]
+) -> Array:
   if (document_frequency is None) != (n_documents is None):
     raise ValueError("document_frequency and n_documents belong together: give both, or neither for equal weights")
   weights = np.ones(vocab_size)
@@ -68,8 +84,7 @@ def init_token_bag(
   if special := [i for i in special_ids if not 0 <= i < vocab_size]:
     raise ValueError(f"special_ids {special} are outside the vocabulary of {vocab_size}; give its padded size")
   weights[list(special_ids)] = 0
-  projection = jax.random.normal(key, (vocab_size, d_embed), jnp.float32) / np.sqrt(d_embed)
-  return TokenBag(projection=projection.astype(jnp.float32), weights=jnp.asarray(weights, jnp.float32))
+  return jnp.asarray(weights, jnp.float32)
 
 
 def embed(bag: TokenBag, token_ids: ArrayLike, mask: ArrayLike) -> Array:
@@ -129,14 +144,22 @@ class TokenBagEncoder(TokenEncoder):
   @property
   def params(self) -> TokenBag:
     if self._params is None or self._made_of is not self._constants:
-      self._params, self._made_of = self.init(jax.random.key(0)), self._constants
+      weights = _weights(self._vocab_size, *self._counts, self._special_ids)
+      self._params, self._made_of = (
+        TokenBag(_shared_projection(self._vocab_size, self._width), weights),
+        self._constants,
+      )
     return self._params
+
+  @property
+  def _counts(self) -> tuple[np.ndarray | None, int | None]:
+    n_texts = self.constants.get("n_texts")
+    return self.constants.get("frequency"), None if n_texts is None else int(n_texts)
 
   def init(self, key: PRNGKey) -> TokenBag:
     """Draw the projection, and compute the weights from `constants`."""
-    frequency, n_texts = (self.constants.get(name) for name in ("frequency", "n_texts"))
-    counts: dict[str, Any] = {} if n_texts is None else {"document_frequency": frequency, "n_documents": int(n_texts)}
-    return init_token_bag(key, self._vocab_size, self._width, special_ids=self._special_ids, **counts)
+    weights = _weights(self._vocab_size, *self._counts, self._special_ids)
+    return TokenBag(_projection(key, self._vocab_size, self._width), weights)
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     return [self._encode(text) for text in texts]
