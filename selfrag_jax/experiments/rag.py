@@ -105,7 +105,7 @@ class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
-  unanswerable: Share = 0.1  # of the conversations: the document that answers their (first) question is taken away
+  unanswerable: Share = 0.1  # of the conversations: no document answers their (first) question
   plain: PlainConfig = PlainConfig()
 
 

@@ -22,7 +22,7 @@ from selfrag_jax.tasks.task import Conversation, Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
 
 INSTRUCTION = f"Answer the question in a few words with what the documents say. If they do not say it: {UNKNOWN}"
-SPLIT, EPOCHS, SHOWN, FURTHER = range(4)  # keep the random numbers of different purposes apart
+SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
 
 PARTS = TitleParts()
 
@@ -87,34 +87,44 @@ class Articles:
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
 
-    An answer is trained on only beside its passage, which is added where it was not found. From the share
-    `unanswerable` of the questions it is taken away: the answer is UNKNOWN, and no further question follows.
+    An answer is trained on only beside its passage, which is added where it was not found. The share `unanswerable` of
+    the conversations begins with UNKNOWN: the passage is taken away, and no further question follows; or, in half of
+    these, the question is replaced by one without an answer about the same passage. Half of SQuAD 2.0 are such
+    questions, and from as many of them a model learns first to answer nothing.
     """
-    epochs = ShuffledEpochs(self._parts["train"], self._seed, EPOCHS)
+    epochs = ShuffledEpochs([row for row in self._parts["train"] if self._has_answer(row)], self._seed, EPOCHS)
 
     def make(index: int) -> Conversation:
       rng, row = self._rng(SHOWN, index), epochs[index]
+      is_taken = rng.random() < unanswerable
+      silent = [other for other in self._about[self._gold[row][0]] if not self._has_answer(other)]
+      if is_taken and silent and rng.random() < 0.5:
+        row, is_taken = int(rng.choice(silent)), False
       found, gold = self._found(row), self._gold[row]
-      is_known = bool(self._task[row]["answers"]) and rng.random() >= unanswerable
       others = [text for text in found if text not in gold]
       if shown == "none":
         found = []
       elif shown == "shuffled":
         found = self._of_another_article(row)
-      elif is_known:
-        found = [*gold, *others][: max(self._top_k, len(gold))]
-      elif self._task[row]["answers"]:
+      elif is_taken:
         found = others
+      else:
+        found = [*gold, *others][: max(self._top_k, len(gold))]
       texts = [found[i] for i in rng.permutation(len(found))]
-      made = self._conversation(row, texts, answer=None if is_known else UNKNOWN)
-      return {**made, "messages": [*made["messages"], *(self._further_turns(row, index) if is_known else [])]}
+      made = self._conversation(row, texts, answer=UNKNOWN if is_taken else None)
+      more = [] if is_taken else self._further_turns(row, unanswerable, rng)
+      return {**made, "messages": [*made["messages"], *more]}
 
     return Task(f"articles_train_{shown}", range(ENDLESS), make, _exact, _f1)
 
-  def _further_turns(self, row: int, index: int) -> list[dict[str, str]]:
-    """Return more questions about the gold passage of a row, with their answers."""
+  def _has_answer(self, row: int) -> bool:
+    return bool(self._task[row]["answers"])
+
+  def _further_turns(self, row: int, unanswerable: float, rng: np.random.Generator) -> list[dict[str, str]]:
+    """Return more questions about the gold passage of a row, with their answers; a share of them has none."""
     others = [other for other in self._about[self._gold[row][0]] if other != row]
-    chosen = self._rng(FURTHER, index).permutation(others)[: self._further].tolist()
+    wanted = [other for other in others if self._has_answer(other) or rng.random() < unanswerable]
+    chosen = rng.permutation(wanted)[: self._further].tolist()
     asked = [(self._task[other]["question"], _answer(self._task[other])) for other in chosen]
     roles = "user", "assistant"
     return [{"role": role, "content": text} for turn in asked for role, text in zip(roles, turn, strict=True)]

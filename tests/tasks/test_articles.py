@@ -66,8 +66,8 @@ def test_no_answer_is_taught_without_its_passage(articles):
   taken = [row for row, answer in said if row["answers"] and answer == UNKNOWN]
   assert 0.15 < len(taken) / sum(bool(row["answers"]) for row in rows) < 0.35
   assert not any(row["answers"][0] in text for row in taken for text in shown(row))
-  epoch = {row["id"] for row in rows[: articles.size("train")]}
-  assert len(epoch) == articles.size("train")
+  answered = sum(bool(row["answers"]) for row in articles.questions("train", 99, "gold"))
+  assert len({row["id"] for row in rows[:answered]}) == answered < articles.size("train")
 
 
 def test_a_passage_that_is_not_found_is_shown_in_training_but_not_in_tests(articles):
@@ -84,7 +84,7 @@ def test_further_questions_are_about_the_same_passage_and_never_follow_a_missing
   asked = [found._replace(gold=(passage(found.gold[0]["title"]),)) for found in asked]
   make = lambda further: Articles(Task("towns", asked, lambda found: found._asdict()), top_k=2, further=further)
   rows = list(make(1).training("retrieved", 0.25)[:200])
-  lengths = set()
+  lengths, further = set(), []
   for row in rows:
     first, town = row["messages"][3]["content"], row["id"].split("-")[0]
     lengths.add(len(row["messages"]))
@@ -93,11 +93,17 @@ def test_further_questions_are_about_the_same_passage_and_never_follow_a_missing
       assert town in question["content"] != row["messages"][2]["content"]
       fact = next(fact for fact in FACTS if fact in question["content"])
       assert answer["content"] == (UNKNOWN if fact == "market" else f"{town.lower()}{fact}")
+      further.append(fact)
   assert lengths == {4, 6}
-  assert {len(row["messages"]) for row in make(9).training("retrieved", 0.0)[:40] if row["answers"]} == {8}
+  assert 0 < further.count("market") < len(further) / 3
+  silent, taken = ([row for row in rows if bool(row["answers"]) == known] for known in (False, True))
+  taken = [row for row in taken if row["messages"][3]["content"] == UNKNOWN]
+  assert 15 < len(silent) < 40  # half of the share that is not answered
+  assert 15 < len(taken) < 40
+  assert {len(row["messages"]) for row in make(9).training("retrieved", 0.0)[:40]} == {6}
   assert {len(row["messages"]) for row in make(0).training("retrieved", 0.0)[:40]} == {4}
   nothing = [row for row in make(9).training("none", 0.0)[:40] if row["answers"]]
-  assert {len(row["messages"]) for row in nothing} == {7}  # the same questions, without the documents
+  assert {len(row["messages"]) for row in nothing} == {5}  # the same questions, without the documents
 
 
 def test_passages_come_from_a_knowledge_base(tmp_path):
