@@ -2,16 +2,17 @@
 
   python benchmarks/rag_fine_tuning.py --run=FOLDER [--control=FOLDER ...]
 
-Prints F1 and exact match of questions with an answer before and after the training of `--run`, each by the prompt that
-suits it better, and the share of the questions without an answer that were not answered. Every `--control` is a run
-that was trained otherwise, such as without documents; both are asked beside the retrieved documents. Intervals are
-paired over questions, 95 %.
+Prints F1 and exact match of questions with an answer before and after the training of `--run`, and the share of the
+questions without an answer that were not answered. Every `--control` is a run that was trained otherwise, such as
+without documents. All are asked beside the retrieved documents; the model before by the better of two prompts, chosen
+on these questions, which is in its favour. Intervals are paired over questions, 95 %.
 """
 
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -23,7 +24,8 @@ from selfrag_jax.storage.arrays import read_npz
 
 RUN = flags.DEFINE_string("run", None, "the workdir of a run", required=True)
 CONTROLS = flags.DEFINE_multi_string("control", [], "workdirs of runs that were trained otherwise")
-TUNED, PROMPTS = "rag", ("retrieved", "plain")  # the phase, and the prompts with documents, of which the better counts
+TUNED, SHOWN = "rag", "retrieved"  # the phase and the condition
+PROMPTS = (SHOWN, "plain")  # of the model before, the better counts
 
 
 def read_run(folder: str) -> tuple[dict, Mapping[str, np.ndarray]]:
@@ -34,7 +36,7 @@ def read_run(folder: str) -> tuple[dict, Mapping[str, np.ndarray]]:
 def best_prompt(scores: Mapping[str, np.ndarray], policy: str) -> str:
   """Return the condition with documents under which a policy has the highest F1."""
   names = [name for name in PROMPTS if f"{policy}.{name}.soft" in scores]
-  return max(names, key=lambda name: scores[f"{policy}.{name}.soft"][scores[f"{policy}.{name}.has_answer"]].mean())
+  return max(names, key=lambda name: of_answers(scores, policy, name, "soft").mean())
 
 
 def of_answers(scores: Mapping[str, np.ndarray], policy: str, condition: str, field: str) -> np.ndarray:
@@ -55,30 +57,39 @@ def print_difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
   print(f"{name:<44}{(ours - theirs).mean():+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
+def asked_of(folder: str) -> dict[str, Any]:
+  """Return the settings that choose the questions and their passages."""
+  config = json.loads((Path(folder) / "config.json").read_text())
+  chosen = ("data_set", "split", "retriever", "knowledge_base", "top_k", "parts", "seed")
+  return {name: config["data"].get(name) for name in chosen} | {"final": config["evaluation"]["final"]}
+
+
 def main(argv: list[str]) -> None:
-  """Print both tables. Raises ValueError for runs with other questions."""
+  """Print both tables. Raises ValueError for runs with other questions, and without the scores that are compared."""
   if argv[1:]:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   report, scores = read_run(RUN.value)
   first = next(iter(report["em"]))
-  before, after = best_prompt(scores, first), best_prompt(scores, TUNED)
+  if first == TUNED:
+    raise ValueError(f"{RUN.value} has no scores of the model before: evaluate it with config.evaluation.before = True")
+  before = best_prompt(scores, first)
   print(f"{report['n']} questions, {report['with_answer']} of them with an answer\n")
   print(f"{'':<44}F1     95 % interval     EM      not answered, of those without an answer")
   print_row(f"before, {before}", scores, first, before)
-  print_row(f"after, {after}", scores, TUNED, after)
+  print_row("after", scores, TUNED, SHOWN)
   controls = {}
   for folder in CONTROLS.value:
     other, found = read_run(folder)
-    name = f"trained on documents: {other['documents']}"
-    if (scores[f"{TUNED}.retrieved.has_answer"] != found[f"{TUNED}.retrieved.has_answer"]).any():
+    if asked_of(folder) != asked_of(RUN.value):
       raise ValueError(f"{folder} was asked other questions than {RUN.value}")
-    controls[name] = found, (condition := best_prompt(found, TUNED))
-    print_row(f"{name}, {condition}", found, TUNED, condition)
+    name = f"{Path(folder).name}, trained on documents: {other['documents']}"
+    controls[name] = found
+    print_row(name, found, TUNED, SHOWN)
   print("\npaired differences of F1")
-  tuned = of_answers(scores, TUNED, after, "soft")
+  tuned = of_answers(scores, TUNED, SHOWN, "soft")
   print_difference("after - before", tuned, of_answers(scores, first, before, "soft"))
-  for name, (found, condition) in controls.items():
-    print_difference(f"after - {name}", tuned, of_answers(found, TUNED, condition, "soft"))
+  for name, found in controls.items():
+    print_difference(f"after - {name}", tuned, of_answers(found, TUNED, SHOWN, "soft"))
 
 
 if __name__ == "__main__":

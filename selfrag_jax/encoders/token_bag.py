@@ -62,9 +62,9 @@ def _projection(key: PRNGKey, vocab_size: int, d_embed: int) -> Array:
 
 
 @lru_cache(2)
-def _shared_projection(vocab_size: int, d_embed: int) -> Array:
-  """The projection of all encoders of these sizes: 64 MB for hashed words, which are drawn and held once."""
-  return _projection(jax.random.key(0), vocab_size, d_embed)
+def _shared_projection(vocab_size: int, d_embed: int) -> np.ndarray:
+  """The projection of all encoders of these sizes, drawn once; on the host, since each may use other devices."""
+  return np.asarray(_projection(jax.random.key(0), vocab_size, d_embed))
 
 
 def _weights(
@@ -145,10 +145,8 @@ class TokenBagEncoder(TokenEncoder):
   def params(self) -> TokenBag:
     if self._params is None or self._made_of is not self._constants:
       weights = _weights(self._vocab_size, *self._counts, self._special_ids)
-      self._params, self._made_of = (
-        TokenBag(_shared_projection(self._vocab_size, self._width), weights),
-        self._constants,
-      )
+      projection = jnp.asarray(_shared_projection(self._vocab_size, self._width))
+      self._params, self._made_of = TokenBag(projection, weights), self._constants
     return self._params
 
   @property

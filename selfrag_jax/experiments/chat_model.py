@@ -104,7 +104,7 @@ def load_with_tokenizer(source: str, mesh: Mesh | None = None) -> LoadedModel:
     return loaded
   if not init:
     raise ValueError(f"{source} holds no tokenizer: a chat model is a pretrained one, or a run that began from one")
-  begun = load_with_tokenizer(init)
+  begun = load_with_tokenizer(init, mesh)
   if begun.tokenizer is None or begun.tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
     raise ValueError(f"{source} was trained with a tokenizer that {init} no longer has")
   return dataclasses.replace(loaded, tokenizer=begun.tokenizer, context_tokens=begun.context_tokens)

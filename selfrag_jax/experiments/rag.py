@@ -257,7 +257,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
     fields = {"vocab_size": tokenizer.vocab_size}
   model = base.make_model({**fields, **config["model"]}, mesh)
   params = loaded.params if loaded else None
-  plain = read_plain(sections["rag"].plain, loaded is not None)
+  plain = read_plain(sections["rag"].plain, isinstance(reading, Articles))
   experiment = Experiment(config, mesh, reading, tokenizer, template, params, plain, model, **sections)
   first = experiment.phases()[0]
   if params is None and (rank := sections[first].lora.rank):
@@ -282,12 +282,12 @@ def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   return Articles(task, **{name: getattr(section, name) for name in names})
 
 
-def read_plain(section: PlainConfig, is_pretrained: bool) -> Task | None:
+def read_plain(section: PlainConfig, is_of_files: bool) -> Task | None:
   """Load the conversations without documents; None if they have no share. Raises ValueError with the fix."""
   if not section.share:
     return None
-  if not is_pretrained:
-    raise ValueError(f"rag.plain.share = {section.share} needs a model that knows all words: set config.init")
+  if not is_of_files:
+    raise ValueError(f"rag.plain.share = {section.share} is for questions of files: invented countries fill short rows")
   if not section.path:
     raise ValueError(f"rag.plain.share = {section.share} needs the files of {section.data_set}: set rag.plain.path")
   return load_task(section.data_set, section.path, split=section.split)

@@ -24,6 +24,7 @@ from selfrag_jax.text.rag_prompts import create_rag_training_example
 INSTRUCTION = f"Answer the question in a few words with what the documents say. If they do not say it: {UNKNOWN}"
 SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
 
+SPARE = 4  # passages that are found beyond those that are shown, in place of those that must not be
 PARTS = TitleParts()
 
 
@@ -89,8 +90,8 @@ class Articles:
 
     An answer is trained on only beside its passage, which is added where it was not found. The share `unanswerable` of
     the conversations begins with UNKNOWN: the passage is taken away, and no further question follows; or, in half of
-    these, the question is replaced by one without an answer about the same passage. Half of SQuAD 2.0 are such
-    questions, and from as many of them a model learns first to answer nothing.
+    these, the question is replaced by one without an answer about the same passage if there is one. Half of SQuAD 2.0
+    are such questions, and from as many of them a model learns first to answer nothing.
     """
     epochs = ShuffledEpochs([row for row in self._parts["train"] if self._has_answer(row)], self._seed, EPOCHS)
 
@@ -101,13 +102,14 @@ class Articles:
       if is_taken and silent and rng.random() < 0.5:
         row, is_taken = int(rng.choice(silent)), False
       found, gold = self._found(row), self._gold[row]
-      others = [text for text in found if text not in gold]
+      others = [text for text in self._by_question[row] if text not in gold]
       if shown == "none":
         found = []
       elif shown == "shuffled":
         found = self._of_another_article(row)
       elif is_taken:
-        found = others
+        others = [text for text in others if not any(said in text[1] for said in self._task[row]["answers"])]
+        found = others[: self._top_k]  # as many as elsewhere: their number must not tell the answer
       else:
         found = [*gold, *others][: max(self._top_k, len(gold))]
       texts = [found[i] for i in rng.permutation(len(found))]
@@ -122,7 +124,8 @@ class Articles:
 
   def _further_turns(self, row: int, unanswerable: float, rng: np.random.Generator) -> list[dict[str, str]]:
     """Return more questions about the gold passage of a row, with their answers; a share of them has none."""
-    others = [other for other in self._about[self._gold[row][0]] if other != row]
+    gold = set(self._gold[row])
+    others = [other for other in self._about[self._gold[row][0]] if other != row and gold.issuperset(self._gold[other])]
     wanted = [other for other in others if self._has_answer(other) or rng.random() < unanswerable]
     chosen = rng.permutation(wanted)[: self._further].tolist()
     asked = [(self._task[other]["question"], _answer(self._task[other])) for other in chosen]
@@ -143,9 +146,9 @@ class Articles:
 
   @cached_property
   def _by_question(self) -> dict[int, list[tuple[str, str]]]:
-    """The passages that the retriever finds for each question, one more than are shown."""
+    """The passages that the retriever finds for each question, some more than are shown."""
     asked = [self._task[row]["question"] for row in range(len(self._task))]
-    found = self._retriever.retrieve_batch(asked, self._top_k + 1)
+    found = self._retriever.retrieve_batch(asked, self._top_k + SPARE)
     return {row: [(d.title, d.content) for d in documents] for row, documents in enumerate(found)}
 
   @cached_property

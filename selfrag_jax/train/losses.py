@@ -176,9 +176,10 @@ def policy_loss(
   """Compute the clipped policy loss over the masked tokens, each with the same weight (PPO, arXiv 1707.06347).
 
   The lower and upper epsilon are separate, as in DAPO (arXiv 2503.14476); `kl_weight` times the low-variance KL to a
-  reference (k3) is added, over the tokens of `kl_mask` if it is given. Returns sums over the tokens of either mask:
-  of the loss, of `ratio_gap` (absolute difference of the log-probabilities), `clipped`, `surprise` (-log p of the
-  sampled token) and `kl`; the weight is the number of tokens.
+  reference (k3) is added, over the tokens of `kl_mask` if it is given. Returns sums of the loss, of `ratio_gap`
+  (absolute difference of the log-probabilities), `clipped`, `surprise` (-log p of the sampled token) and `kl`; the
+  weight is the number of tokens under either mask. After the division by it, all but `kl` are means over the tokens
+  of `mask`.
   """
   total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
   log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)
@@ -196,4 +197,11 @@ def policy_loss(
   pulled = mask_BxT if kl_mask_BxT is None else kl_mask_BxT
   gap = jnp.where(pulled, reference_log_probs_BxT - log_probs_BxT, 0)
   metrics["kl"] = jnp.sum(jnp.exp(gap) - gap - 1)
-  return LossSums(loss + kl_weight * metrics["kl"], jnp.sum(mask_BxT | pulled), metrics)
+  weight = jnp.sum(mask_BxT | pulled)
+  scaled = {name: as_means_of(value, jnp.sum(mask_BxT), weight) for name, value in metrics.items() if name != "kl"}
+  return LossSums(loss + kl_weight * metrics["kl"], weight, {**metrics, **scaled})
+
+
+def as_means_of(total: Array, tokens: Array, weight: Array) -> Array:
+  """Scale a sum over some tokens so that it is their mean after the division by `weight`."""
+  return total * (weight / jnp.maximum(tokens, 1))

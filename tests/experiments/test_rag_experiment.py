@@ -101,15 +101,15 @@ def test_the_usual_settings_of_a_fine_tuning_are_keys():
     build(config.to_dict())
 
 
-def test_plain_conversations_need_a_pretrained_model_and_their_files(tmp_path):
-  with pytest.raises(ValueError, match=r"rag\.plain\.share = 0\.2 needs a model that knows all words"):
+def test_plain_conversations_need_questions_of_files_and_their_own_files(tmp_path):
+  with pytest.raises(ValueError, match=r"rag\.plain\.share = 0\.2 is for questions of files"):
     made(**{"rag.plain.share": 0.2})
   with pytest.raises(ValueError, match=r"needs the files of gsm8k: set rag\.plain\.path"):
-    read_plain(PlainConfig(share=0.2, data_set="gsm8k"), is_pretrained=True)
+    read_plain(PlainConfig(share=0.2, data_set="gsm8k"), is_of_files=True)
   (tmp_path / "train.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "It is 2.\\n#### 2"}\n')
-  plain = read_plain(PlainConfig(share=0.2, data_set="gsm8k", path=str(tmp_path)), is_pretrained=True)
+  plain = read_plain(PlainConfig(share=0.2, data_set="gsm8k", path=str(tmp_path)), is_of_files=True)
   assert len(plain) == 1
-  assert read_plain(PlainConfig(), is_pretrained=False) is None
+  assert read_plain(PlainConfig(), is_of_files=False) is None
 
 
 def test_some_conditions_are_enough(tmp_path):

@@ -106,6 +106,27 @@ def test_further_questions_are_about_the_same_passage_and_never_follow_a_missing
   assert {len(row["messages"]) for row in nothing} == {5}  # the same questions, without the documents
 
 
+def test_the_number_of_passages_does_not_tell_the_answer(articles):
+  """Where the passage is taken away another one stands in its place, and none that holds the answer."""
+  rows = articles.training("retrieved", 0.5)[:100]
+  assert {len(shown(row)) for row in rows} == {2}
+  taken = [row for row in rows if row["answers"] and row["messages"][-1]["content"] == UNKNOWN]
+  assert len(taken) > 20
+  assert not any(answer in text for row in taken for answer in row["answers"] for text in shown(row))
+
+
+def test_further_questions_need_no_other_passage():
+  town = lambda name: {"title": name, "content": f"{name} is a town."}
+  asked = [example(name, fact, True) for name in TOWNS for fact in FACTS]
+  both = lambda found: (town(found.gold[0]["title"]), town("Elsewhere")) if "tower" in found.question else None
+  asked = [found._replace(gold=both(found) or (town(found.gold[0]["title"]),)) for found in asked]
+  articles = Articles(Task("towns", asked, lambda found: found._asdict()), top_k=2, further=9)
+  for row in articles.training("retrieved", 0.0)[:60]:
+    further = [message["content"] for message in row["messages"][4::2]]
+    assert len(further) == (2 if "tower" in row["id"] else 1)
+    assert not any("tower" in question for question in further)
+
+
 def test_passages_come_from_a_knowledge_base(tmp_path):
   held = [Document(str(i), town, f"{town} is a town.") for i, town in enumerate(TOWNS)]
   retriever = create("bm25")

@@ -128,6 +128,9 @@ def test_the_kl_can_act_on_other_tokens_than_the_reward(batch):
   np.testing.assert_allclose(sums.metrics["kl"], k3, rtol=1e-5)
   np.testing.assert_allclose(sums.loss, policy_loss(*arguments, rewarded, **CLIP).loss + 0.5 * k3, rtol=1e-5)
   assert sums.weight == rewarded.sum() + 6
+  alone = policy_loss(*arguments, rewarded, **CLIP)
+  for name in ("ratio_gap", "clipped", "surprise"):  # means over the tokens of the reward, as without a KL
+    np.testing.assert_allclose(sums.metrics[name] / sums.weight, alone.metrics[name] / alone.weight, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -164,6 +164,25 @@ def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
     RLConfig(kl_on="wrong")
 
 
+@pytest.mark.parametrize("options", [{"experts": True}, {"kl_weight": 0.1, "kl_on": "wrong"}])
+def test_a_control_is_not_shown_what_it_must_not_know(options):
+  with pytest.raises(ValueError, match="the control random_reward hides the right answers"):
+    RLConfig(control="random_reward", **options)
+
+
+def test_a_demonstration_that_is_longer_than_a_rollout_changes_nothing(runner, monkeypatch):
+  asked = TASK.batch("train", np.arange(4))
+  plain, taught = rl_phase(runner), rl_phase(runner, experts=True)
+  shown = taught._demonstrations(asked.indices, 200)
+  assert shown.kept.all()
+  assert not taught._demonstrations(asked.indices, int(shown.lengths.min()) - 1).kept.any()
+  render = taught._demonstrations
+  monkeypatch.setattr(taught, "_demonstrations", lambda *args: render(*args)._replace(kept=np.zeros(4, bool)))
+  (state, metrics), (other, _) = (phase.step(phase.initial_state(), asked) for phase in (taught, plain))
+  assert metrics["groups_kept"] == 0
+  jax.tree.map(np.testing.assert_array_equal, state.params, other.params)
+
+
 def test_each_table_is_drawn_once_and_ahead_of_its_step(monkeypatch):
   """The prefetch thread makes batches; the thread that waits for the devices draws the encoder's table at most."""
   drawn, task = [], TwoHopSearch(n_entities=8, n_relations=2)

@@ -23,7 +23,7 @@ from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
-from selfrag_jax.train.losses import Advantage, advantages, policy_loss, sequence_log_probs
+from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
@@ -57,6 +57,8 @@ class RLConfig(Checked):
     if self.kl_on == "wrong" and not self.kl_weight:
       raise ValueError("kl_on = 'wrong' says on which rollouts the KL acts, but kl_weight is 0: set it, too")
     check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+    if self.control != "none" and (self.experts or self.kl_on == "wrong"):
+      raise ValueError(f"the control {self.control} hides the right answers: experts and kl_on = 'wrong' show them")
     if self.experts:
       check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
 
@@ -130,16 +132,17 @@ class Refrag(GradientPhase):
     episodes = self._runner.run(state.params, batch, self._rollout, key, repeats=repeats, kind=config.retriever)
     scores = self._runner.score(episodes)
     rewards = self._rewards(episodes, scores)
-    groups = rewards.reshape(-1, repeats)
-    if config.experts:
-      groups = np.concatenate([groups, np.ones((len(groups), 1), groups.dtype)], axis=1)
+    groups, shown = rewards.reshape(-1, repeats), None
     advantage, kept = advantages(groups, config.advantage)
+    if config.experts:
+      shown = self._demonstrations(batch.indices, episodes.host.tokens.shape[1])
+      with_one, differs = advantages(np.append(groups, np.ones_like(groups[:, :1]), axis=1), config.advantage)
+      advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
+      kept = np.where(shown.kept, differs, kept)
+      shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
     rows = np.repeat(kept, repeats)
     pulled = rows if config.kl_on == "all" else scores.exact_match == 0
-    shown = None
-    if config.experts:
-      shown = self._demonstrations(batch.indices, episodes.host.tokens.shape[1], advantage[:, -1], kept)
-    columns = self._on_mesh((advantage[:, :repeats].reshape(-1), rows, pulled, shown))
+    columns = self._on_mesh((advantage.reshape(-1), rows, pulled, shown))
     state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     means |= _likelihood(episodes.host, scores.exact_match)
@@ -158,21 +161,19 @@ class Refrag(GradientPhase):
     rows = (config.questions_per_step * config.rollouts_per_question,)
     columns: list[Any] = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (np.float32, np.bool_, np.bool_)]
     if config.experts:
-      n, width = config.questions_per_step, rollout.out_info.tokens.shape[1]
-      indices, advantage = self.batch(0).indices, np.zeros(n, np.float32)
-      columns.append(self._demonstrations(indices, width, advantage, np.ones(n, bool)))
+      columns.append(self._demonstrations(self.batch(0).indices, rollout.out_info.tokens.shape[1]))
     reference = (state.params,) if config.kl_weight else ()
     return {"rollout": rollout, "update": self._lower_update(_experience(rollout.out_info, *columns), *reference)}
 
-  def _demonstrations(self, indices: np.ndarray, width: int, advantage: np.ndarray, kept: np.ndarray) -> Experts:
-    """Render a demonstration of each question; one that is longer than a rollout can be is not used."""
+  def _demonstrations(self, indices: np.ndarray, width: int) -> Experts:
+    """Render a demonstration of each question, without an advantage yet; a rollout can be too short for one."""
     task = self._runner.task
     made = [task.demonstration("train", int(index), "gold", self._rollout.max_hops) for index in indices]
     ids, masks = zip(*(render_conversation(task.tokenizer, shown, task.template) for shown in made), strict=True)
-    fits = np.array([len(row) <= width for row in ids])
+    fits, zeros = np.array([len(row) <= width for row in ids]), np.zeros(len(ids), np.float32)
     rows = lambda values: pad_rows([row[:width] for row in values], width)
     tokens, lengths = rows(ids)
-    return Experts(advantage, kept & fits, lengths, rows(masks)[0].astype(bool), tokens)
+    return Experts(zeros, fits, lengths, rows(masks)[0].astype(bool), tokens)
 
   def _count_tokens(self, batch: Rollout) -> int:
     return int(batch.lengths.sum())
@@ -225,8 +226,10 @@ def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:
 
 
 def _added(sums: LossSums, others: LossSums) -> LossSums:
-  metrics = {name: value + others.metrics.get(name, 0) for name, value in sums.metrics.items()}
-  return LossSums(sums.loss + others.loss, sums.weight + others.weight, metrics)
+  """Add losses; the metrics stay means over the tokens of the first."""
+  weight = sums.weight + others.weight
+  metrics = {name: as_means_of(value, sums.weight, weight) for name, value in sums.metrics.items()}
+  return LossSums(sums.loss + others.loss, weight, metrics)
 
 
 def _experience(rollout: Rollout, advantages: Any, kept: Any, pulled: Any, experts: Any = None) -> Experience:
