@@ -196,7 +196,9 @@ def policy_loss(
     return LossSums(loss, jnp.sum(mask_BxT), metrics)
   pulled = mask_BxT if kl_mask_BxT is None else kl_mask_BxT
   gap = jnp.where(pulled, reference_log_probs_BxT - log_probs_BxT, 0)
-  metrics["kl"] = jnp.sum(jnp.exp(gap) - gap - 1)
+  metrics["kl"] = jnp.sum(jnp.where(pulled, jnp.exp(gap) - gap - 1, 0))
+  if kl_mask_BxT is None:
+    return LossSums(loss + kl_weight * metrics["kl"], jnp.sum(mask_BxT), metrics)
   weight = jnp.sum(mask_BxT | pulled)
   scaled = {name: as_means_of(value, jnp.sum(mask_BxT), weight) for name, value in metrics.items() if name != "kl"}
   return LossSums(loss + kl_weight * metrics["kl"], weight, {**metrics, **scaled})

@@ -76,12 +76,12 @@ class Experts(NamedTuple):
 class Experience(NamedTuple):
   """Rollouts as the update reads them: `advantages` float32 [B], the other arrays as in `Rollout`.
 
-  `kept` bool [B]: the rewards of its group differ. `pulled` bool [B]: the KL acts on it.
+  `kept` bool [B]: the rewards of its group differ. `pulled` bool [B]: the KL acts on it; None: on what is kept.
   """
 
   advantages: Array
   kept: Array
-  pulled: Array
+  pulled: Array | None
   lengths: Array
   log_probs: Array
   sampled: Array
@@ -141,7 +141,7 @@ class Refrag(GradientPhase):
       kept = np.where(shown.kept, differs, kept)
       shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
     rows = np.repeat(kept, repeats)
-    pulled = rows if config.kl_on == "all" else scores.exact_match == 0
+    pulled = None if config.kl_on == "all" else scores.exact_match == 0
     columns = self._on_mesh((advantage.reshape(-1), rows, pulled, shown))
     state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
@@ -159,7 +159,8 @@ class Refrag(GradientPhase):
       state.params, self.batch(0), self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
     )
     rows = (config.questions_per_step * config.rollouts_per_question,)
-    columns: list[Any] = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (np.float32, np.bool_, np.bool_)]
+    of_rows = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
+    columns: list[Any] = [of_rows(np.float32), of_rows(np.bool_), None if config.kl_on == "all" else of_rows(np.bool_)]
     if config.experts:
       columns.append(self._demonstrations(self.batch(0).indices, rollout.out_info.tokens.shape[1]))
     reference = (state.params,) if config.kl_weight else ()
@@ -202,7 +203,7 @@ class Refrag(GradientPhase):
       clip_high=self._config.clip_high,
       kl_weight=self._config.kl_weight,
       reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
-      kl_mask_BxT=batch.sampled & batch.pulled[:, None],
+      kl_mask_BxT=None if batch.pulled is None else batch.sampled & batch.pulled[:, None],
     )
     return sums if batch.experts is None else _added(sums, self._loss_of_experts(params, batch.experts))
 
