@@ -6,8 +6,8 @@ another question, and, in the embedded task, documents whose facts were changed:
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import jax
 import numpy as np
@@ -19,8 +19,8 @@ from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, sug
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer
 from selfrag_jax.mesh import check_shards, make_mesh
-from selfrag_jax.metrics.statistics import bootstrap_interval, wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.reports.answers_by_documents import Scores, as_rows, summarize, table
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
@@ -134,24 +134,7 @@ class EvalConfig(Checked):
 OWN = {"pretrain": ReadingConfig, "rag": RAGConfig, "evaluation": EvalConfig, "loop": LoopConfig}
 DATA = {"countries": CountriesData, "articles": ArticlesData}
 SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, **OWN}
-CONDITIONS = {
-  "retrieved": "the documents that were retrieved",
-  "gold": "the passage that answers alone",
-  "plain": "the retrieved documents as text in the question",
-  "edited": "retrieved documents with changed facts: the share that follows them",
-  "missing": 'retrieved documents without the one that answers: the share of "I don\'t know"',
-  "none": "no documents",
-  "shuffled": "the documents of another question",
-}
 SCRATCH_BUCKET, BUCKET = 32, 128  # prompts are padded to a multiple; those of the embedded task are short
-
-
-class Scores(NamedTuple):
-  """Exact match and softer score of each question [N], and whether it has an answer, bool [N]."""
-
-  exact: np.ndarray
-  soft: np.ndarray
-  has_answer: np.ndarray
 
 
 @dataclasses.dataclass
@@ -262,7 +245,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   first = experiment.phases()[0]
   if params is None and (rank := sections[first].lora.rank):
     raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
-  _ = experiment.conditions  # an unknown one is an error now
+  experiment.evaluation.among(reading.conditions)  # raises now, not after the training
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for name in experiment.phases():
       phase = experiment.phase(name, None)
@@ -328,7 +311,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
       params = trained[name] = take(experiment.phase(name, params), **origin)
       origin = {"origin": {"phase": name, "steps": getattr(experiment, name).steps}}
     scores = {name: _score_conditions(experiment, name, trained[name]) for name in experiment.policies}
-  report = summarize(experiment, scores) | {"wall_seconds": round(time.monotonic() - started, 1)}
+  report = summarize(scores) | about(experiment) | {"wall_seconds": round(time.monotonic() - started, 1)}
   arrays = {
     f"{policy}.{condition}.{field}": values
     for policy, of in scores.items()
@@ -349,26 +332,11 @@ def _score_conditions(experiment: Experiment, policy: str, params: Params) -> di
   return scores
 
 
-def summarize(experiment: Experiment, scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
-  """Turn scores into the report: those of questions with an answer, and how often no answer was right."""
-  report: dict[str, Any] = {key: {} for key in ("em", "em_interval", "f1", "f1_interval", "no_answer")}
-  for policy, of in scores.items():
-    for found in report.values():
-      found[policy] = {}
-    for condition, (exact, soft, has_answer) in of.items():
-      right, n = exact[has_answer], int(has_answer.sum())
-      report["em"][policy][condition] = float(right.mean())
-      report["em_interval"][policy][condition] = list(wilson_interval(int(right.sum()), n))
-      report["f1"][policy][condition] = float(soft[has_answer].mean())
-      report["f1_interval"][policy][condition] = list(bootstrap_interval(soft[has_answer]))
-      if n < len(exact):
-        report["no_answer"][policy][condition] = float(exact[~has_answer].mean())
-  first = next(iter(next(iter(scores.values())).values()))
-  return report | {
+def about(experiment: Experiment) -> dict[str, Any]:
+  """Return what the report says of the run beside its scores."""
+  return {
     "task": experiment.config["data"]["name"],
     "documents": experiment.rag.documents,
-    "n": len(first.exact),
-    "with_answer": int(first.has_answer.sum()),
     "parameters": count_params(experiment.model)["total"],
     "block_pattern": experiment.model.to_dict()["block_pattern"],
     "seed": experiment.config["seed"],
@@ -381,31 +349,5 @@ def value_names(experiment: Experiment) -> set[str]:
   asked = experiment.reading.questions("test", experiment.evaluation.final, conditions[0])
   has_answer = np.array([bool(row["answers"]) for row in asked])
   nothing = Scores(np.zeros(len(asked)), np.zeros(len(asked)), has_answer)
-  found = summarize(experiment, dict.fromkeys(policies, dict.fromkeys(conditions, nothing)))
-  return set(numbers(found)) | {"wall_seconds"}
-
-
-def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
-  """Yield the header and one row per policy and condition."""
-  yield ["policy", "documents", "em", "em_low", "em_high", "f1", "f1_low", "f1_high", "no_answer"]
-  for policy, scores in report["em"].items():
-    for condition, em in scores.items():
-      f1, no_answer = report["f1"][policy][condition], report["no_answer"][policy].get(condition)
-      values = [em, *report["em_interval"][policy][condition], f1, *report["f1_interval"][policy][condition]]
-      yield [policy, condition, *(f"{x:.4f}" for x in values), "" if no_answer is None else f"{no_answer:.4f}"]
-
-
-def table(report: Mapping[str, Any]) -> str:
-  """Format the report for a terminal."""
-  lines = [f"{'':10}{'documents':12}{'EM':>6}  {'95 % interval':17}{'F1':>5}  {'95 % interval':17}{'no answer':>9}"]
-  for policy, scores in report["em"].items():
-    for condition, em in scores.items():
-      (low, high), (f1_low, f1_high) = (report[f"{key}_interval"][policy][condition] for key in ("em", "f1"))
-      no_answer = report["no_answer"][policy].get(condition)
-      unknown = f"{no_answer:9.3f}" if no_answer is not None else " " * 9
-      f1 = f"{report['f1'][policy][condition]:6.3f}  [{f1_low:.3f}, {f1_high:.3f}]"
-      lines.append(
-        f"{policy:10}{condition:12}{em:6.3f}  [{low:.3f}, {high:.3f}]  {f1}  {unknown}   {CONDITIONS[condition]}"
-      )
-  lines.append(f"n = {report['n']}, {report['with_answer']} of them with an answer; {report['wall_seconds']:.0f} s")
-  return "\n".join(lines)
+  found = summarize(dict.fromkeys(policies, dict.fromkeys(conditions, nothing)))
+  return set(numbers(found | about(experiment))) | {"wall_seconds"}

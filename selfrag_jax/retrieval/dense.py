@@ -105,13 +105,12 @@ class DenseRetriever(BaseRetriever):
     return self._index.embeddings[[self._slots[id] for id in self._documents]]
 
   def _add(self, documents: Sequence[Document]) -> None:
-    texts = [document.text for document in documents]
-    _ = self.query_encoder  # one that cannot be loaded is said before the documents are embedded
     if self._index is None and not self.encoder.constants:
-      self.encoder.fit(texts)
-    self._add_embedded([document.id for document in documents], self._embed(texts))
+      self.encoder.fit([document.text for document in documents])
+    self._prepare(documents)()
 
   def _prepare(self, documents: Sequence[Document]) -> Callable[[], None]:
+    _ = self.query_encoder  # one that cannot be loaded is said before the documents are embedded
     ids, vectors = [document.id for document in documents], self._embed([document.text for document in documents])
     return lambda: self._add_embedded(ids, vectors)
 

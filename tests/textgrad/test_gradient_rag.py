@@ -126,10 +126,10 @@ def test_ten_thousand_samples_in_a_context_of_four_thousand_tokens():
   config = tg.RagConfig(k=32)  # more than there is room for
   model, optimizer = tg.BlackboxLLM(engine, p), tg.TGD([p], engine=engine, use_gradient_rag=True, rag=config)
   prompts, past, waiting = [], [], list(planted)
-  for n in range(3, 303, 3):
-    if n == 273:  # most samples at once, since a step for every three of them takes minutes
-      optimizer.store.add([tg.Critique(ROLE, talk(), talk()) for _ in range(9_700)])
-    cases = [waiting.pop(0) if n % 30 == 0 and waiting else talk(), talk(), talk()]
+  for n in range(3, 1_003, 3):
+    if n == 903:  # most samples at once, since a step for every three of them takes minutes
+      optimizer.store.add([tg.Critique(ROLE, talk(), talk()) for _ in range(9_000)])
+    cases = [waiting.pop(0) if n % 90 == 0 and waiting else talk(), talk(), talk()]
     (update,) = learn(optimizer, model, engine, cases)
     past.append(sum(map(estimate_tokens, update.past.lines)))
   assert waiting == []
