@@ -162,7 +162,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   check_batch(mesh, sections["evaluation"].batch_size, "evaluation.batch_size")
   folder = read_folder(data, config["init"])  # an error here comes before weights are downloaded
   pretrained = load_pretrained(config["init"]) if config["init"] else None
-  task = make_task(data, folder, pretrained, sections["rollout"].max_query_tokens)
+  task = make_task(data, folder, pretrained, sections["rollout"])
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
   model = base.make_model({**fields, **config["model"]}, mesh)
   params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
@@ -190,16 +190,19 @@ def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | Non
 
 
 def make_task(
-  section: TwoHopData | PassagesData, folder: QAFolder | None, pretrained: Pretrained | None, max_query_tokens: int
+  section: TwoHopData | PassagesData, folder: QAFolder | None, pretrained: Pretrained | None, rollout: RolloutConfig
 ) -> SearchTask:
   """Build the task over `folder`, or the built-in one, with the other keys of `config.data`."""
   options = {key: value for key, value in vars(section).items() if key not in ("name", "path")}
   if folder is None or pretrained is None:
+    if rollout.first_query != "policy":
+      raise ValueError("rollout.first_query = 'question' is for passages: those demonstrations search at random")
     return TwoHopSearch(**options)
   if pretrained.tokenizer is None:
     raise ValueError("the model of config.init comes without a tokenizer; passages need one")
   template = pretrained.chat_template or CHATML
-  return PassageSearch(folder, pretrained.tokenizer, template, max_query_tokens=max_query_tokens, **options)
+  options |= {"max_query_tokens": rollout.max_query_tokens, "first_query": rollout.first_query}
+  return PassageSearch(folder, pretrained.tokenizer, template, **options)
 
 
 def dry_run(experiment: Experiment) -> None:

@@ -11,7 +11,7 @@ On device all hops of a batch are one XLA program, a loop over hops with the ret
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +34,17 @@ Document = tuple[int, Sequence[int]]  # its slot and the token ids of its body
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig(Checked):
-  """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens."""
+  """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens.
+
+  `first_query`: who writes the first search, the policy, or a rule that searches for the question as it is.
+  """
 
   max_hops: Natural = 2
   documents_per_hop: Annotated[int, Range(1, MAX_DOCUMENTS)] = 1
   max_query_tokens: Count = 8
   max_answer_tokens: Count = 8
   sampling: SamplingConfig = SamplingConfig()
+  first_query: Literal["policy", "question"] = "policy"
 
 
 class ControlTokens(NamedTuple):
@@ -76,6 +80,18 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
     doc_end=tuple(special[f"[/DOC_{i}]"] for i in documents),
     notice=tuple(tokenizer.encode(notice)),
   )
+
+
+class Queries(NamedTuple):
+  """Queries that no policy wrote: tokens int32 [B, W], right-padded, and their lengths [B], at least 1."""
+
+  tokens: Array
+  lengths: Array
+
+  @property
+  def mask(self) -> Array:
+    """Return where there is a token, bool [B, W]."""
+    return length_mask(self.lengths, self.tokens.shape[1], jnp)
 
 
 class RetrievedDocuments(NamedTuple):
@@ -149,11 +165,15 @@ def _documents_width(config: RolloutConfig, document_tokens: int) -> int:
   return 2 + config.documents_per_hop * (document_tokens + 2)
 
 
-def capacity(config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int) -> int:
+def capacity(
+  config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int, first: Queries | None = None
+) -> int:
   """Return the most tokens that a rollout can have: prompt, searches within the budget, one beyond it, and answer."""
   query, answer = 2 + config.max_query_tokens, 2 + config.max_answer_tokens
+  longer = 0 if first is None else max(0, first.tokens.shape[1] - config.max_query_tokens)
   refused = query + len(control.notice) + 2
-  return prompt_tokens + config.max_hops * (query + _documents_width(config, document_tokens)) + refused + answer
+  searches = config.max_hops * (query + _documents_width(config, document_tokens)) + longer
+  return prompt_tokens + searches + refused + answer
 
 
 def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:
@@ -264,6 +284,16 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
   return jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), step, (state, key))[0]
 
 
+def ask(policy: Policy, state: _State, queries: Queries) -> _State:
+  """Search for given queries behind the prompts, in every row; none of these tokens is sampled."""
+  batch, width = queries.tokens.shape
+  edge = lambda token: jnp.full((batch, 1), token, jnp.int32)
+  control, always = policy.control, jnp.ones((batch, 1), bool)
+  turn = jnp.concatenate([edge(control.search_start), queries.tokens, edge(control.search_end)], axis=1)
+  block, lengths = compact(turn, jnp.concatenate([always, queries.mask, always], axis=1), width + 2)
+  return _read(policy, state, block, lengths).replace(status=jnp.full((batch,), SEARCHING))
+
+
 def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
   """Return the queries of the searching rows, tokens int32 [B, Q] and mask bool [B, Q]; the other rows are empty."""
   width = policy.config.max_query_tokens
@@ -282,18 +312,25 @@ def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget
   searching = state.status == SEARCHING
   block = jnp.where(over_budget, notice, documents)
   lengths = jnp.where(searching, jnp.where(over_budget, notice_lengths, document_lengths), 0)
-  steps = jnp.arange(width)[None, :]
-  at = jnp.where(steps < lengths[:, None], state.cache.lengths[:, None] + steps, state.tokens.shape[1])
-  hidden, cache = policy.apply(block, lengths, state.cache, method="extend")
+  state = _read(policy, state, block, lengths)
   return state.replace(
-    tokens=_write(state.tokens, at, block),
-    cache=cache,
-    hidden=jnp.where(searching[:, None], last_entries(hidden, lengths, jnp), state.hidden),
     status=jnp.where(searching, RUNNING, state.status),
     # the forced opening of the answer is the first token of its turn
-    turn_start=jnp.where(searching, cache.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),
+    turn_start=jnp.where(searching, state.cache.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),
     searches=state.searches + jnp.asarray(searching & ~over_budget, jnp.int32),
     refused=state.refused | (searching & over_budget),
+  )
+
+
+def _read(policy: Policy, state: _State, block_BxW: Array, lengths_B: Array) -> _State:
+  """Extend the caches of the rows by their blocks of tokens, which are not sampled; a length of 0 changes nothing."""
+  steps = jnp.arange(block_BxW.shape[1])[None, :]
+  at = jnp.where(steps < lengths_B[:, None], state.cache.lengths[:, None] + steps, state.tokens.shape[1])
+  hidden, cache = policy.apply(block_BxW, lengths_B, state.cache, method="extend")
+  return state.replace(
+    tokens=_write(state.tokens, at, block_BxW),
+    cache=cache,
+    hidden=jnp.where((lengths_B > 0)[:, None], last_entries(hidden, lengths_B, jnp), state.hidden),
   )
 
 
@@ -307,20 +344,27 @@ Retrieve = Callable[[Array, Array, Array], RetrievedDocuments]
 
 
 def rollout(
-  policy: Policy, prompts_BxT: Array, lengths_B: Array, retrieve: Retrieve, document_tokens: int, key: PRNGKey
+  policy: Policy,
+  prompts_BxT: Array,
+  lengths_B: Array,
+  retrieve: Retrieve,
+  document_tokens: int,
+  key: PRNGKey,
+  first: Queries | None = None,
 ) -> Rollout:
   """Run all hops of a batch as one traced program (jit the caller).
 
   `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
   search and a gather of documents of `document_tokens` tokens. A row with an empty mask does not search; its result is
-  unused.
+  unused. `first` are queries that the rows begin with, the first of their `max_hops` searches.
   """
   config, batch = policy.config, prompts_BxT.shape[0]
-  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
+  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
 
-  def find(state: _State, i: Array) -> tuple[_State, Array]:
+  def find(state: _State, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
+    queries, mask = read_queries(policy, state) if given is None else (given.tokens, given.mask)
     with jax.named_scope("retrieve"):
-      found = RetrievedDocuments(*map(jnp.asarray, retrieve(*read_queries(policy, state), i)))
+      found = RetrievedDocuments(*map(jnp.asarray, retrieve(queries, mask, i)))
     searching = (state.status == SEARCHING)[:, None]
     return append(policy, state, found, i >= config.max_hops), jnp.where(searching, found.slots, -1)
 
@@ -335,6 +379,9 @@ def rollout(
   # one hop more than the budget allows, for the notice
   slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)
   carry = start(policy, prompts_BxT, lengths_B, size), slots, jnp.zeros((), jnp.int32)
+  if first is not None:
+    state, found = find(ask(policy, carry[0], first), carry[2], first)
+    carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
   return _finish(state, lengths_B, slots[:, : config.max_hops])
 
@@ -343,24 +390,34 @@ HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[Document]]
 
 
 def rollout_on_host(
-  policy: Policy, prompts_BxT: Array, lengths_B: Array, retrieve: HostRetrieve, document_tokens: int, key: PRNGKey
+  policy: Policy,
+  prompts_BxT: Array,
+  lengths_B: Array,
+  retrieve: HostRetrieve,
+  document_tokens: int,
+  key: PRNGKey,
+  first: Queries | None = None,
 ) -> Rollout:
   """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
 
   `retrieve(queries, hop)` gets the token ids of one query per row (empty: the row does not search) and returns, for
-  each query, at most `documents_per_hop` pairs `(slot, body token ids)`. Raises ValueError for a body of more than
-  `document_tokens` tokens: cut documents when you chunk them.
+  each query, at most `documents_per_hop` pairs `(slot, body token ids)`; `first` as in `rollout`. Raises ValueError for
+  a body of more than `document_tokens` tokens: cut documents when you chunk them.
   """
   config = policy.config
-  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens)
+  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
   state = _start_jit(policy, prompts_BxT, lengths_B, size)
   slots = np.full((len(lengths_B), config.max_hops, config.documents_per_hop), -1, np.int32)
   for hop in itertools.count():
-    state = _decode_jit(policy, state, jax.random.fold_in(key, hop))
+    given = first if hop == 0 else None
+    state = (
+      _decode_jit(policy, state, jax.random.fold_in(key, hop)) if given is None else _ask_jit(policy, state, given)
+    )
     searching = np.asarray(state.status) == SEARCHING
     if not searching.any():
       break
-    queries, mask = (np.asarray(x) for x in _read_jit(policy, state))
+    written = _queries_jit(policy, state) if given is None else (given.tokens, given.mask)
+    queries, mask = map(np.asarray, written)
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
     results = [()] * len(texts) if over_budget else retrieve(texts, hop)
@@ -375,5 +432,6 @@ def rollout_on_host(
 
 _start_jit = jax.jit(start, static_argnames="size")
 _decode_jit = jax.jit(decode)
-_read_jit = jax.jit(read_queries)
+_ask_jit = jax.jit(ask)
+_queries_jit = jax.jit(read_queries)
 _append_jit = jax.jit(append)

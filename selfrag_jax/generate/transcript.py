@@ -12,7 +12,7 @@ class Transcript:
   """One rollout, parsed. `answer` is None if the rollout has no answer; `valid` says that every turn was well formed.
 
   A turn is well formed if the policy opened it, wrote a body without control tokens, and closed it by itself. After the
-  notice, the opening of the answer is forced; such a turn can be well formed too.
+  notice, the opening of the answer is forced; such a turn can be well formed too. So can a search that a rule wrote.
   """
 
   queries: tuple[tuple[int, ...], ...]
@@ -47,7 +47,8 @@ def read_transcript(tokens: np.ndarray, sampled: np.ndarray, control: ControlTok
       break
     end = at + 1 + int(ends[0])
     body = tuple(int(token) for token in tokens[at + 1 : end])
-    valid &= bool(body) and not specials.intersection(body) and bool(sampled[end])
+    by_rule = opening == control.search_start and not sampled[at]
+    valid &= bool(body) and not specials.intersection(body) and bool(sampled[end] or by_rule)
     if opening == control.answer_start:
       return Transcript(tuple(queries), body, valid and end == len(tokens) - 1)
     queries.append(body)

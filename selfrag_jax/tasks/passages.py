@@ -76,6 +76,9 @@ class PassageSearch:
   cloze task of ORQA, arXiv 1906.00300, with an answer): these never run out, whereas the sft questions are few and soon
   memorised. They also use passages of held-out questions.
 
+  Where a rule writes the first query (`first_query`), the first search of every demonstration is for its question, and
+  finds the passage that shares the most and the rarest words with it.
+
   Raises ValueError if a part is empty, and if a title leaves no room for one word of its passage or query.
   """
 
@@ -93,6 +96,7 @@ class PassageSearch:
     index: Literal["title_text", "title"] = "title_text",
     parts: Parts = Parts(),
     cloze: float = 0.0,
+    first_query: Literal["policy", "question"] = "policy",
     seed: int = 0,
   ):
     if index not in ("title_text", "title"):
@@ -101,7 +105,7 @@ class PassageSearch:
       raise ValueError(f"cloze must be a share in [0, 1], got {cloze}")
     self.tokenizer, self.template, self.seed = tokenizer, template, seed
     self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
-    self._cloze_share = cloze
+    self._cloze_share, self._question_first = cloze, first_query == "question"
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
@@ -115,6 +119,7 @@ class PassageSearch:
     prompts = {question: self._prompt(question.text) for question in data.questions}
     self._prompts = {question: ids for question, ids in prompts.items() if len(ids) <= prompt_tokens}
     self.dropped_questions = len(prompts) - len(self._prompts)
+    self._question_tokens = max((len(tokenizer.encode(question.text)) for question in self._prompts), default=0)
     self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
     self.unanswered_questions = data.unanswered
     self._parts = self._split(parts)
@@ -136,9 +141,10 @@ class PassageSearch:
     """
     chosen = self._choose(split, indices)
     prompts, lengths = pad_rows([self._prompts[question] for question in chosen], self.prompt_tokens)
+    questions = pad_rows([self.tokenizer.encode(question.text) for question in chosen], self._question_tokens)
     gold, _ = pad_rows([question.gold for question in chosen], self._gold_width, pad=-1)
     zeros, answers = np.zeros(len(chosen), np.int32), [question.answers for question in chosen]
-    return SearchBatch(np.asarray(indices), prompts, lengths, gold, zeros, zeros, answers, self.corpus)
+    return SearchBatch(np.asarray(indices), prompts, lengths, *questions, gold, zeros, zeros, answers, self.corpus)
 
   def texts(self, split: str, indices: Indices) -> list[str]:
     """Return the texts of the questions."""
@@ -173,6 +179,8 @@ class PassageSearch:
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
       passages = rng.integers(len(self.documents), size=n_searches)
       queries = [self._name_queries[passage] for passage in passages]
+      if self._question_first:
+        queries[0], passages[0] = question.text, self._found_first(question)
       others = self._parts["sft"]
       pair = [others[i] for i in rng.choice(len(others), 2, replace=False)]
       answer = next(other for other in pair if other != question).answers[0]
@@ -240,9 +248,13 @@ class PassageSearch:
     return [questions[i] for i in indices]
 
   def _gold_searches(self, question: Question, max_hops: int, rng: np.random.Generator) -> tuple[list[str], list[int]]:
-    gold = question.gold[:max_hops]
     read, queries, found = [question.text], [], []
-    spare = max_hops - len(gold)
+    if self._question_first:
+      queries, found = [question.text], [self._found_first(question)]
+      read.append(_said(self.documents[found[0]]))
+    left = max_hops - len(found)
+    gold = [passage for passage in question.gold if passage not in found][:left]
+    spare = left - len(gold)
     for passage in gold:
       name = re.compile(rf"(?<!\w){re.escape(self._names[passage])}(?!\w)", re.IGNORECASE)
       named = any(name.search(text) for text in read)
@@ -288,6 +300,10 @@ class PassageSearch:
       return ""
     kept = rng.choice(len(words), rng.integers(1, len(words)), replace=False)
     return self._query_head(" ".join(words[i] for i in sorted(kept)))
+
+  def _found_first(self, question: Question) -> int:
+    """Return the passage that a demonstration finds for its question."""
+    return self._most_similar(question.text, set(range(len(self.documents))))
 
   def _most_similar(self, query: str, passages: set[int]) -> int:
     """Return the passage that shares the most and the rarest words with a query; the first of equals."""

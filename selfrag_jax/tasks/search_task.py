@@ -31,13 +31,16 @@ class Corpus(NamedTuple):
 class SearchBatch(NamedTuple):
   """Questions and the documents to search for their answers, in host arrays.
 
-  `indices` [Q] name the questions within their split. Prompts int32 [Q, T] are right-padded, `lengths` [Q]; gold slots
+  `indices` [Q] name the questions within their split. Prompts int32 [Q, T] are right-padded, `lengths` [Q]; so are the
+  questions alone, int32 [Q, W], which a rule can search for; gold slots
   int32 [Q, G] (-1: none); group ids [Q]; `first_slots` int32 [Q]: the first slot of each question's group.
   """
 
   indices: np.ndarray
   prompts: np.ndarray
   lengths: np.ndarray
+  questions: np.ndarray
+  question_lengths: np.ndarray
   gold: np.ndarray
   group_ids: np.ndarray
   first_slots: np.ndarray

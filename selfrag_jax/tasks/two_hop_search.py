@@ -26,6 +26,7 @@ class TwoHopSearch:
     example = self.kb.question("train", 0)
     # every name is one token, so all prompts and all documents have the same length
     self.prompt_tokens = len(self._prompt(example.text))
+    self.question_tokens = len(self.tokenizer.encode(example.text))
     self.document_tokens = self.kb.document_tokens(example.table[None])[0].shape[-1]
 
   def size(self, split: str) -> None:
@@ -35,12 +36,16 @@ class TwoHopSearch:
     """Draw the questions, and write the table of each as the documents of its group."""
     drawn = [self.kb.question(split, int(index)) for index in indices]
     prompts, lengths = pad_rows([self._prompt(question.text) for question in drawn], self.prompt_tokens)
+    asked = [self.tokenizer.encode(question.text) for question in drawn]
+    questions, question_lengths = pad_rows(asked, self.question_tokens)
     groups = np.arange(len(drawn), dtype=np.int32)
     first = groups * len(self.kb.keys)
     return SearchBatch(
       indices=np.asarray(indices),
       prompts=prompts,
       lengths=lengths,
+      questions=questions,
+      question_lengths=question_lengths,
       gold=np.array([question.gold for question in drawn], np.int32) + first[:, None],
       group_ids=groups,
       first_slots=first,

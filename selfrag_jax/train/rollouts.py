@@ -19,6 +19,7 @@ from selfrag_jax.generate.rollout import (
   ControlTokens,
   HostRetrieve,
   Policy,
+  Queries,
   Rollout,
   RolloutConfig,
   control_tokens,
@@ -130,8 +131,9 @@ class RolloutRunner:
   ) -> Episodes:
     """Roll every question out once with a Python retriever: the same hops, one compiled program per turn."""
     policy = Policy(self.model, self._unstack(params), config, self.control)
-    prompts, lengths = map(jnp.asarray, (batch.prompts, batch.lengths))
-    done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key)
+    prompts, lengths, *questions = map(jnp.asarray, _inputs(batch)[:4])
+    first = _first_queries(config, *questions)
+    done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key, first)
     host = fetch(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
 
@@ -201,10 +203,9 @@ class RolloutRunner:
     written = write(state, embedded, mask=real, **documents)
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
-  def _run_traced(
-    self, params, encoder_params, memory, prompts, lengths, gold, group_ids, key, *, config, kind, repeats
-  ) -> Rollout:
-    prompts, lengths, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in (prompts, lengths, gold, group_ids))
+  def _run_traced(self, params, encoder_params, memory, *inputs, config, kind, repeats) -> Rollout:
+    *of_questions, key = inputs
+    prompts, lengths, *questions, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in of_questions)
     rollout_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
@@ -218,7 +219,8 @@ class RolloutRunner:
       mesh=self.mesh,
     )
     policy = Policy(self.model, unstack(self.model, params), config, self.control)
-    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key)
+    first = _first_queries(config, *questions)
+    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first)
 
 
 def evaluate(
@@ -247,4 +249,9 @@ def evaluate(
 
 
 def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
-  return batch.prompts, batch.lengths, batch.gold, batch.group_ids
+  return batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
+
+
+def _first_queries(config: RolloutConfig, questions: jax.Array, lengths: jax.Array) -> Queries | None:
+  """Return the queries that a rule gives, if the bounds of the rollout ask for them and allow a search."""
+  return Queries(questions, lengths) if config.first_query == "question" and config.max_hops else None

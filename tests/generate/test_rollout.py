@@ -11,6 +11,7 @@ import pytest
 
 from selfrag_jax.generate.rollout import (
   Policy,
+  Queries,
   RetrievedDocuments,
   RolloutConfig,
   block_width,
@@ -22,10 +23,11 @@ from selfrag_jax.generate.rollout import (
   rollout_on_host,
 )
 from selfrag_jax.generate.sampling import SamplingConfig
-from selfrag_jax.generate.transcript import read_transcripts
+from selfrag_jax.generate.transcript import read_transcript, read_transcripts
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params, unstack
+from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.search_task import NOTICE
 from selfrag_jax.tasks.two_hop import vocabulary
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
@@ -104,6 +106,12 @@ def slots_of(queries, hop, k):
   return jnp.stack([jnp.where(first + j < 3, first + j, -1) for j in range(k)], axis=1).astype(jnp.int32)
 
 
+def first_queries(config: RolloutConfig) -> Queries | None:
+  """The questions as queries, longer and shorter than those of a policy may be."""
+  asked = [TOKENIZER.encode(question) for question in QUESTIONS * 4]
+  return Queries(*map(jnp.asarray, pad_rows(asked, 10))) if config.first_query == "question" else None
+
+
 def device_rollout(p: Policy, key=0):
   def retrieve(queries, mask, hop):
     slots = slots_of(jnp.where(mask, queries, 0), hop, p.config.documents_per_hop)
@@ -112,7 +120,8 @@ def device_rollout(p: Policy, key=0):
     )
 
   def run(params, key):
-    return rollout(Policy(p.model, unstack(p.model, params), p.config, p.control), *prompts(), retrieve, X, key)
+    flat = Policy(p.model, unstack(p.model, params), p.config, p.control)
+    return rollout(flat, *prompts(), retrieve, X, key, first_queries(p.config))
 
   return jax.device_get(jax.jit(run)(p.params, jax.random.key(key)))
 
@@ -123,14 +132,20 @@ def host_rollout(p: Policy, key=0):
     return [[(int(slot), BODIES[slot]) for slot in row if slot >= 0] for row in slots]
 
   flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
-  return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key)))
+  return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key), first_queries(p.config)))
 
 
 @pytest.mark.parametrize(
-  ("pattern", "k", "hops", "temperature"), [("TM", 1, 2, 0.0), ("TM", 2, 0, 1.0), ("MT", 3, 1, 1.0)]
+  ("pattern", "k", "hops", "temperature", "first"),
+  [
+    ("TM", 1, 2, 0.0, "policy"),
+    ("TM", 2, 0, 1.0, "policy"),
+    ("MT", 3, 1, 1.0, "policy"),
+    ("TM", 2, 2, 1.0, "question"),
+  ],
 )
-def test_device_mode_equals_host_mode(pattern, k, hops, temperature):
-  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature)), pattern, SEARCHY)
+def test_device_mode_equals_host_mode(pattern, k, hops, temperature, first):
+  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature), first), pattern, SEARCHY)
   device, host = device_rollout(p), host_rollout(p)
   for name in ("tokens", "sampled", "lengths", "slots", "searches", "refused"):
     np.testing.assert_array_equal(getattr(device, name), getattr(host, name), err_msg=name)
@@ -183,12 +198,33 @@ def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
   assert min(seen.values()) > 0, seen
 
 
+def test_a_rule_can_write_the_first_query():
+  """The rows begin with their question as a search: it counts, is well formed, and none of its tokens is sampled."""
+  r = device_rollout(policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(1.0), "question"), biases=SEARCHY))
+  asked = first_queries(RolloutConfig(first_query="question"))
+  np.testing.assert_array_equal(r.slots[:, 0], slots_of(jnp.where(asked.mask, asked.tokens, 0), 0, 1))
+  assert r.searches.min() >= 1
+  for row, transcript in enumerate(read_transcripts(r, CONTROL)):
+    start, question = r.prompt_lengths[row], TOKENIZER.encode((QUESTIONS * 4)[row])
+    found = [] if r.slots[row, 0, 0] < 0 else [DOCUMENTS[r.slots[row, 0, 0]]]
+    written = [CONTROL.search_start, *question, CONTROL.search_end, *render_documents(TOKENIZER, found)]
+    assert r.tokens[row, start : start + len(written)].tolist() == written
+    assert not r.sampled[row, start : start + len(written)].any()
+    assert transcript.queries[0] == tuple(question)
+  answered = np.array([*written, CONTROL.answer_start, *question[:1], CONTROL.answer_end])
+  by_policy = np.arange(len(answered)) >= len(written)
+  assert read_transcript(answered, by_policy, CONTROL).valid
+  assert not read_transcript(answered, by_policy | (answered == CONTROL.search_start), CONTROL).valid
+
+
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("float64", 1e-10)])
-@pytest.mark.parametrize("pattern", ["TT", "MM", "TM"])
-def test_log_probs_are_those_of_the_full_forward(pattern, dtype, most):
+@pytest.mark.parametrize(
+  ("pattern", "first"), [("TT", "policy"), ("MM", "policy"), ("TM", "policy"), ("TM", "question")]
+)
+def test_log_probs_are_those_of_the_full_forward(pattern, first, dtype, most):
   """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens."""
   with jax.enable_x64(dtype == "float64"):
-    p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7)), pattern, SEARCHY)
+    p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7), first), pattern, SEARCHY)
     model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), p.params)
     runs = [device_rollout(Policy(model, params, p.config, p.control), key) for key in range(2)]

@@ -359,3 +359,23 @@ def test_real_questions_are_demonstrated_with_words_that_were_read(shared_data, 
       hops += 1
       read += f" {document['title']} {document['content']}"
   assert named > hops / 3
+
+
+def test_demonstrations_begin_with_the_question_where_a_rule_writes_the_first_query():
+  plain = gold_exchange(QUESTION)
+  queries, found, answer = gold_exchange(QUESTION, first_query="question")
+  assert queries[0] == QUESTION.text
+  assert answer == plain[2]
+  assert found[0] == "Reiner Knizia"  # shares "designer", "was" and "born"
+  assert len(queries) == 3
+  assert sorted(found) == sorted(plain[1])  # no passage is shown twice
+  task = make(numbered(40), first_query="question")
+  queries, found, _ = exchange(task.demonstration("sft", 5, "random", 2))
+  assert queries[0] in task.texts("sft", [5])
+
+
+def test_the_questions_of_a_batch_are_what_a_rule_searches_for(task):
+  batch = task.batch("valid", [0, 1])
+  texts = [text_of(*pair) for pair in zip(batch.questions, batch.question_lengths, strict=True)]
+  assert texts == task.texts("valid", [0, 1])
+  assert batch.questions.shape == task.batch("test", [0, 1]).questions.shape

@@ -94,7 +94,8 @@ def test_terms_outside_their_range_are_refused(arguments, error):
 def questions(gold, first_slots):
   n = len(gold)
   return SearchBatch(
-    indices=np.arange(n), prompts=np.arange(n)[:, None], lengths=np.ones(n, np.int32), gold=np.array(gold, np.int32),
+    indices=np.arange(n), prompts=np.arange(n)[:, None], lengths=np.ones(n, np.int32), questions=np.arange(n)[:, None],
+    question_lengths=np.ones(n, np.int32), gold=np.array(gold, np.int32),
     group_ids=np.arange(n, dtype=np.int32), answers=[(f"answer {i}",) for i in range(n)], first_slots=first_slots,
     corpus=None,
   )  # fmt: skip

@@ -37,7 +37,8 @@ def episodes(slots, answers):
   host = SimpleNamespace(slots=slots, searches=(slots >= 0).any(axis=2).sum(axis=1))
   zeros = np.zeros(3, np.int32)
   asked = SearchBatch(
-    indices=zeros, prompts=zeros[:, None], lengths=zeros + 1, group_ids=zeros, first_slots=zeros, corpus=None,
+    indices=zeros, prompts=zeros[:, None], lengths=zeros + 1, questions=zeros[:, None], question_lengths=zeros + 1,
+    group_ids=zeros, first_slots=zeros, corpus=None,
     gold=np.array([[3, 7, -1], [5, -1, -1], [-1, -1, -1]], np.int32),
     answers=[("Harrow",), ("Brindle", "Avalor"), ("ally",)],
   )  # fmt: skip
