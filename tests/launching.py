@@ -64,7 +64,7 @@ def serve(imported: list[str]) -> None:
 
   for module in pkgutil.iter_modules(experiments.__path__):  # with JAX, Flax, Optax and Orbax
     importlib.import_module(f"{experiments.__name__}.{module.name}")
-  for name in imported:
+  for name in ("tensorboardX", *imported):  # which imports PyTorch, where there is one
     importlib.import_module(name)
   gc.freeze()  # a collection in a fork would copy all pages
   answers = os.fdopen(os.dup(1), "w")

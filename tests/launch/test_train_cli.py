@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 ROWS = 2 * (8 + 2)  # steps and evaluations of both phases
 
 
-def start(*flags: str, devices: int = 1) -> subprocess.Popen:
+def flags_and_environment(flags: tuple[str, ...], devices: int) -> tuple[list[str], dict[str, str]]:
   overrides = [f"--config.{section}.{key}={value}" for section, keys in TINY.items() for key, value in keys.items()]
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
@@ -43,8 +43,21 @@ def start(*flags: str, devices: int = 1) -> subprocess.Popen:
     "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
-  command = [sys.executable, "launch/train.py", "--config=configs/refrag.py", *overrides, *flags]
-  return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+  return ["launch/train.py", "--config=configs/refrag.py", *overrides, *flags], environment
+
+
+def start(*flags: str) -> subprocess.Popen:
+  """Start a process of its own, to be interrupted."""
+  command, environment = flags_and_environment(flags, 1)
+  pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+  return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def ended(*flags: str, devices: int = 1) -> tuple[int, str]:
+  """Run the command to its end; return the exit code, and what was said on standard error."""
+  command, environment = flags_and_environment(flags, devices)
+  run = launch(*command, env=environment)
+  return run.returncode, run.stderr
 
 
 def finish(run: subprocess.Popen) -> tuple[int, str]:
@@ -103,7 +116,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
   workdir = tmp_path_factory.mktemp("uninterrupted")
-  code, said = finish(start(f"--workdir={workdir}"))
+  code, said = ended(f"--workdir={workdir}")
   assert code == 0, said
   rows = metrics(workdir)
   assert len(rows) == ROWS
@@ -121,7 +134,7 @@ def test_killed_and_preempted_ends_as_if_nothing_had_been(tmp_path, uninterrupte
   stopped_at = metrics(tmp_path)[-1]
   assert stopped_at["phase"] == "rl"
   assert (checkpoints(tmp_path, "rl") / str(stopped_at["step"]) / "manifest.json").exists()
-  code, said = finish(start(f"--workdir={tmp_path}"))
+  code, said = ended(f"--workdir={tmp_path}")
   assert code == 0, said
   assert_same_run(tmp_path, uninterrupted)
 
@@ -133,7 +146,7 @@ def test_killed_at_five_random_moments(tmp_path, uninterrupted, seed):
   for rows in sorted(rng.sample(range(1, ROWS), 5)):
     run = start(f"--workdir={tmp_path}")
     interrupt(run, tmp_path, rows, delay=rng.uniform(0, 0.2), number=signal.SIGKILL)
-  code, said = finish(start(f"--workdir={tmp_path}"))
+  code, said = ended(f"--workdir={tmp_path}")
   assert code == 0, said
   assert_same_run(tmp_path, uninterrupted)
 
@@ -154,7 +167,7 @@ def test_killed_at_five_random_moments(tmp_path, uninterrupted, seed):
 )
 def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
   workdir = tmp_path / "run"
-  assert_one_line(*finish(start(f"--workdir={workdir}", *flags)), message)
+  assert_one_line(*ended(f"--workdir={workdir}", *flags), message)
   assert not workdir.exists()
 
 
@@ -171,7 +184,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
 )
 def test_what_does_not_fit_the_mesh_is_one_line_and_writes_nothing(tmp_path, flags, message):
   workdir = tmp_path / "run"
-  assert_one_line(*finish(start(f"--workdir={workdir}", *flags, devices=8)), message)
+  assert_one_line(*ended(f"--workdir={workdir}", *flags, devices=8), message)
   assert not workdir.exists()
 
 
@@ -211,7 +224,7 @@ def test_a_config_that_does_not_say_what_to_run_is_one_line(launcher, flags, mes
 
 
 def test_the_place_of_a_mistake_is_shown_on_request(tmp_path):
-  code, said = finish(start(f"--workdir={tmp_path / 'run'}", "--config.model.n_heads=5", "--v=1"))
+  code, said = ended(f"--workdir={tmp_path / 'run'}", "--config.model.n_heads=5", "--v=1")
   assert code == 1
   assert "Traceback" in said
   assert "model/config.py" in said
@@ -219,7 +232,7 @@ def test_the_place_of_a_mistake_is_shown_on_request(tmp_path):
 
 def test_a_checkpoint_of_another_shape_is_named_and_stays(uninterrupted):
   before = contents(uninterrupted)
-  code, said = finish(start(f"--workdir={uninterrupted}", "--config.model.d_model=64"))
+  code, said = ended(f"--workdir={uninterrupted}", "--config.model.d_model=64")
   assert code == 1
   error = said.strip().splitlines()[-1]
   assert error.startswith("error: params/params/embed: checkpoint (128, 32), model (128, 64); use another workdir, or")
@@ -230,6 +243,6 @@ def test_a_checkpoint_of_another_shape_is_named_and_stays(uninterrupted):
 def test_a_workdir_in_use_names_the_process(tmp_path):
   with open_workdir(tmp_path):
     before = contents(tmp_path)
-    code, said = finish(start(f"--workdir={tmp_path}"))
+    code, said = ended(f"--workdir={tmp_path}")
     assert contents(tmp_path) == before
   assert_one_line(code, said, f"{tmp_path} is in use by pid {os.getpid()} on ")
