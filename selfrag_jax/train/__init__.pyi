@@ -2,6 +2,7 @@ from .checkpoint import Checkpointer as Checkpointer
 from .checkpoint import CheckpointError as CheckpointError
 from .load import LoadedModel as LoadedModel
 from .load import load_model as load_model
+from .load import load_reward_model as load_reward_model
 from .loop import LoopConfig as LoopConfig
 from .loop import NonFiniteLossError as NonFiniteLossError
 from .loop import Phase as Phase

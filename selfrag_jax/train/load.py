@@ -1,10 +1,10 @@
-"""The loader of models: a trained checkpoint, or pretrained weights, as a config and its parameters."""
+"""The loaders of models: a trained checkpoint, or pretrained weights, as a config and its parameters; reward models."""
 
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,12 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
+from selfrag_jax.model.reward_model import init_reward_model, score
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.checkpoint import load, read_metadata
 from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, merge
 from selfrag_jax.train.state import Init, abstract_params, param_shardings
-from selfrag_jax.typing import Params
+from selfrag_jax.typing import Array, ArrayLike, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +79,13 @@ def load_model(
     return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, *known)
   known = {path.name: path for path in phases.iterdir() if path.is_dir()}
   name = phase or _last_phase(source, known)
-  metadata = read_metadata(known[name]) if name in known else None
-  if metadata is None:
+  if name not in known or (metadata := read_metadata(known[name])) is None:
     names = ", ".join(sorted(known)) or "none"
     raise FileNotFoundError(f"{phases / name} has no intact checkpoint; the phases of {source} are {names}")
   folder = known[name]
-  if not isinstance(metadata.get("model"), dict) or not isinstance(metadata.get("tokenizer"), dict):
-    raise ValueError(f"{folder} holds no language model: an experiment of another kind wrote it")
-  if tokenizer is not None and metadata["tokenizer"].get("fingerprint") != tokenizer.fingerprint:
-    ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
-    saved = json.dumps(metadata["tokenizer"])
-    raise ValueError(f"{folder} was trained with the tokenizer {saved}, not {json.dumps(ours)}")
-  try:
-    config = ModelConfig(**metadata["model"])
-  except (TypeError, ValueError) as error:
-    raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
+  config = _read_config(folder, metadata, tokenizer)
+  if metadata.get("head"):
+    raise ValueError(f"{folder} holds a {metadata['head']} model, which writes no text: see load_reward_model")
   _check_model(folder, config, model)
   init = partial(init_params, config)
   if settings := metadata.get("lora"):
@@ -104,6 +97,48 @@ def load_model(
   else:
     params = _read(folder, init, mesh)
   return LoadedModel(config, params, metadata, tokenizer)
+
+
+def load_reward_model(
+  workdir: str | os.PathLike,
+  phase: str = "reward_model",
+  *,
+  tokenizer: Tokenizer | None = None,
+  mesh: Mesh | None = None,
+) -> Callable[[ArrayLike, ArrayLike], Array]:
+  """Load a reward model that `configs/reward_model.py` trained.
+
+  Returns a jitted function `(tokens int32 [B, T], lengths [B]) -> float32 [B]`: the rewards in (0, 1) of right-padded
+  conversations that end with their answers, as finished rollouts do. A row of length 0 has an arbitrary reward.
+  `tokenizer`: if given, it must be the tokenizer that the model was trained with. `mesh`: the devices that hold the
+  parameters (None: all, as replicas).
+
+  Raises FileNotFoundError if there is no intact checkpoint, and ValueError if the tokenizer differs or the phase
+  trained another kind of model.
+  """
+  folder = epath.Path(workdir) / "checkpoints" / phase
+  if (metadata := read_metadata(folder)) is None:
+    raise FileNotFoundError(f"{folder} has no intact checkpoint: train one, with configs/reward_model.py")
+  config = _read_config(folder, metadata, tokenizer)
+  if metadata.get("head") != "reward":
+    raise ValueError(f"{folder} holds no reward model; configs/reward_model.py trains one")
+  params = _read(folder, partial(init_reward_model, config), mesh or make_mesh())
+  rewards = jax.jit(lambda *args: jax.nn.sigmoid(score(config, *args)))
+  return partial(rewards, params)
+
+
+def _read_config(folder: epath.Path, metadata: Mapping[str, Any], tokenizer: Tokenizer | None) -> ModelConfig:
+  """Return the config of a checkpoint's model. Raises ValueError for another tokenizer, or if it has no model."""
+  if not isinstance(metadata.get("model"), dict) or not isinstance(metadata.get("tokenizer"), dict):
+    raise ValueError(f"{folder} holds no language model: an experiment of another kind wrote it")
+  if tokenizer is not None and metadata["tokenizer"].get("fingerprint") != tokenizer.fingerprint:
+    ours = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
+    saved = json.dumps(metadata["tokenizer"])
+    raise ValueError(f"{folder} was trained with the tokenizer {saved}, not {json.dumps(ours)}")
+  try:
+    return ModelConfig(**metadata["model"])
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"{folder} describes a model that this version does not know: {error}") from error
 
 
 def _read(folder: epath.Path, init: Init, mesh: Mesh) -> Params:

@@ -28,6 +28,7 @@ ALL += [("position_recall", variant) for variant in (*WORDINGS, "documents")]
 ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m")] + [
   ("rag", variant) for variant in (*MODELS, "smollm2_135m")
 ]
+ALL += [("reward_model", variant) for variant in (*MODELS, "smollm2_135m")]
 ALL += [("retrieval", "all"), ("retrieval", "words"), *(("gradient_rag", variant) for variant in VARIANTS)]
 
 
