@@ -34,7 +34,8 @@ def preference_pair(task: SearchTask, split: str, index: int, max_hops: int, see
   The chosen conversation is the gold demonstration of question `index`. The rejected one has another question's answer
   (kind `answer`: the evidence does not say so), its last search found another question's last document (`document`: the
   right answer without its evidence), or both of one other question (`both`: evidence and answer agree, about something
-  else), or these and its last query, too (`search`: what was asked is something else); each kind is as likely. If one of the two documents says the other's answer, both questions are drawn anew.
+  else), or these and its last query, too (`search`: what was asked is something else); each kind is as likely. If one
+  of the two documents says the other's answer, both questions are drawn anew.
 
   Raises like `task.demonstration`, and ValueError if no such questions are found.
   """
