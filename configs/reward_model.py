@@ -7,8 +7,8 @@
   python launch/eval.py --config=configs/reward_model.py --min=accuracy.all=0.9   reports from the checkpoints
 
 Phase `sft` learns gold demonstrations; phase `reward_model` puts a scalar head on that model and learns from pairs: a
-gold demonstration is preferred to the same one with another question's answer, last document, both, or these and its
-last query. The report
+gold demonstration is preferred to the same one with another question's answer, last document, both, or all from one
+of its searches on. The report
 counts the held-out pairs that are ranked rightly, chance is 0.5. `selfrag_jax.train.load_reward_model(WORKDIR)` gives
 the reward of finished rollouts.
 

@@ -11,10 +11,10 @@ from etils import epath
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.reports.rollouts_page import write_rollouts
-from selfrag_jax.tasks.rewards import search_reward
 from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import RLConfig
+from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner
 from selfrag_jax.typing import Params
 
@@ -42,10 +42,11 @@ def write_examples(
     {"question": _decoded(runner, prompt[:length]), "right": list(right), "rollouts": []}
     for prompt, length, right in zip(asked.prompts[:n], asked.lengths, asked.answers, strict=False)
   ]
+  score_rewards = RolloutRewards(runner, rl.reward, config.max_hops)
   greedy = dataclasses.replace(config, sampling=SamplingConfig(temperature=0.0))
   for name, params in policies.items():
     episodes = runner.run(params, asked, greedy, jax.random.key(0))
-    for question, row in zip(shown, _described(runner, episodes, name, rl), strict=False):
+    for question, row in zip(shown, _described(runner, episodes, name, score_rewards), strict=False):
       question["rollouts"].append(row)
   for question in shown:
     first, *_, last = question["rollouts"]
@@ -55,7 +56,7 @@ def write_examples(
   sampled = runner.run(
     params, _first(runner, split, rl.questions_per_step), config, jax.random.key(1), repeats=repeats, kind=rl.retriever
   )
-  rows = _described(runner, sampled, f"{name}, sampled", rl)
+  rows = _described(runner, sampled, f"{name}, sampled", score_rewards)
   gained, _ = advantages(np.array([row["reward"] for row in rows]).reshape(-1, repeats), rl.advantage)
   for i, question in enumerate(shown):
     for j in range(min(SAMPLED, repeats)):
@@ -69,9 +70,11 @@ def _first(runner: RolloutRunner, split: str, n: int) -> SearchBatch:
   return runner.task.batch(split, np.minimum(np.arange(n), n if size is None else size - 1))
 
 
-def _described(runner: RolloutRunner, episodes: Episodes, policy: str, rl: RLConfig) -> list[dict[str, Any]]:
+def _described(
+  runner: RolloutRunner, episodes: Episodes, policy: str, score_rewards: RolloutRewards
+) -> list[dict[str, Any]]:
   scores, batch, corpus = runner.score(episodes), episodes.batch, episodes.batch.corpus
-  reward = search_reward(rl.reward, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
+  reward = score_rewards(episodes, scores)
   rows = []
   for i, transcript in enumerate(episodes.transcripts):
     gold = set(batch.gold[i // episodes.repeats].tolist())

@@ -13,8 +13,7 @@ from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.tasks.search_task import SPLITS, SearchTask
 from selfrag_jax.text.chat import render_conversation
 
-# which of the last query, what it found and the answer a rejected conversation has from another question
-KINDS = {"answer": (2,), "document": (1,), "both": (1, 2), "search": (0, 1, 2)}
+KINDS = ("answer", "document", "both", "search")  # of the parts that a rejected conversation has from another question
 ENDLESS = 2**31  # questions are drawn from as many, where they never end
 PAIR_STREAM = 11  # keeps the random numbers of pairs apart from those of demonstrations
 TRIES = 100
@@ -33,16 +32,16 @@ def preference_pair(task: SearchTask, split: str, index: int, max_hops: int, see
 
   The chosen conversation is the gold demonstration of question `index`. The rejected one has another question's answer
   (kind `answer`: the evidence does not say so), its last search found another question's last document (`document`: the
-  right answer without its evidence), or both of one other question (`both`: evidence and answer agree, about something
-  else), or these and its last query, too (`search`: what was asked is something else); each kind is as likely. If one
-  of the two documents says the other's answer, both questions are drawn anew.
+  right answer without its evidence), both of one other question (`both`: evidence and answer agree, about something
+  else), or all of it from one of its searches on (`search`: what was searched for is something else); each kind is as
+  likely. If one of the two documents says the other's answer, both questions are drawn anew.
 
   Raises like `task.demonstration`, and ValueError if no such questions are found.
   """
   shown = lambda i: task.demonstration(split, int(i), "gold", max_hops)
   chosen, size = shown(index), task.size(split) or ENDLESS
   rng = np.random.default_rng([seed, PAIR_STREAM, SPLITS.index(split), index])
-  kind = list(KINDS)[rng.integers(len(KINDS))]
+  kind = KINDS[rng.integers(len(KINDS))]
   for _ in range(TRIES):
     other = shown(rng.integers(size))
     if not _says(chosen, other) and not _says(other, chosen):
@@ -51,10 +50,14 @@ def preference_pair(task: SearchTask, split: str, index: int, max_hops: int, see
     chosen = shown(rng.integers(size))
   else:
     raise ValueError(f"among {TRIES} pairs of questions of {split}, none has two different answers and documents")
-  *before, query, found, said = chosen["messages"][-1]["content"]
-  last, others = [query, found, said], other["messages"][-1]["content"][-3:]
-  swapped = [others[i] if i in KINDS[kind] else part for i, part in enumerate(last)]
-  turn = {**chosen["messages"][-1], "content": [*before, *swapped]}
+  parts, others = chosen["messages"][-1]["content"], other["messages"][-1]["content"]
+  if kind == "search":
+    first = 2 * rng.integers(min(len(parts), len(others)) // 2)  # each search is followed by what it found
+    content = [*parts[:first], *others[first:]]
+  else:
+    found, said = ((others if kind in (name, "both") else parts)[at] for name, at in (("document", -2), ("answer", -1)))
+    content = [*parts[:-2], found, said]
+  turn = {**chosen["messages"][-1], "content": content}
   return Pair(chosen, {**chosen, "messages": [*chosen["messages"][:-1], turn]}, kind)
 
 

@@ -19,13 +19,14 @@ from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask, pad_rows
-from selfrag_jax.tasks.rewards import RewardConfig, search_reward
+from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
 from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss, sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
+from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, ArrayLike, Params
@@ -59,6 +60,10 @@ class RLConfig(Checked):
     check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
     if self.control != "none" and (self.experts or self.kl_on == "wrong"):
       raise ValueError(f"the control {self.control} hides the right answers: experts and kl_on = 'wrong' show them")
+    if self.control == "permuted" and self.reward.model:
+      raise ValueError(
+        "the control permuted takes the answers of another question: reward.model sees the question's own"
+      )
     if self.experts:
       check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
 
@@ -118,6 +123,7 @@ class Refrag(GradientPhase):
     self._model = model
     self._runner, self._config, self._rollout = runner, config, rollout
     self._alarm = CollapseAlarm(config.alarm)
+    self._score_rewards = RolloutRewards(runner, config.reward, rollout.max_hops)
     self._reference = (start["params"],) if config.kl_weight else ()
 
   def batch(self, step: int) -> SearchBatch:
@@ -187,7 +193,7 @@ class Refrag(GradientPhase):
     if config.control == "permuted":
       order = np.roll(np.arange(len(episodes.batch.answers)), 1)
       scores = self._runner.score(episodes._replace(batch=permuted(episodes.batch, order)))
-    return search_reward(config.reward, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
+    return self._score_rewards(episodes, scores)
 
   def _loss(self, params: Params, batch: Experience, *reference: Params) -> LossSums:
     tokens = batch.tokens
