@@ -170,10 +170,15 @@ def capacity(
 ) -> int:
   """Return the most tokens that a rollout can have: prompt, searches within the budget, one beyond it, and answer."""
   query, answer = 2 + config.max_query_tokens, 2 + config.max_answer_tokens
-  longer = 0 if first is None else max(0, first.tokens.shape[1] - config.max_query_tokens)
   refused = query + len(control.notice) + 2
-  searches = config.max_hops * (query + _documents_width(config, document_tokens)) + longer
-  return prompt_tokens + searches + refused + answer
+  searches = [search_width(config, document_tokens, None if hop else first) for hop in range(config.max_hops)]
+  return prompt_tokens + sum(searches) + refused + answer
+
+
+def search_width(config: RolloutConfig, document_tokens: int, given: Queries | None = None) -> int:
+  """Return the most tokens of a search, by the policy or for given queries, with the documents that it finds."""
+  query = config.max_query_tokens if given is None else max(given.tokens.shape[1], config.max_query_tokens)
+  return 2 + query + _documents_width(config, document_tokens)
 
 
 def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:

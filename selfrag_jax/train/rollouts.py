@@ -132,7 +132,7 @@ class RolloutRunner:
     """Roll every question out once with a Python retriever: the same hops, one compiled program per turn."""
     policy = Policy(self.model, self._unstack(params), config, self.control)
     prompts, lengths, *questions = map(jnp.asarray, _inputs(batch)[:4])
-    first = _first_queries(config, *questions)
+    first = first_queries(config, *questions)
     done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key, first)
     host = fetch(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
@@ -219,7 +219,7 @@ class RolloutRunner:
       mesh=self.mesh,
     )
     policy = Policy(self.model, unstack(self.model, params), config, self.control)
-    first = _first_queries(config, *questions)
+    first = first_queries(config, *questions)
     return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first)
 
 
@@ -252,6 +252,6 @@ def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
   return batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
 
 
-def _first_queries(config: RolloutConfig, questions: jax.Array, lengths: jax.Array) -> Queries | None:
+def first_queries(config: RolloutConfig, questions: jax.Array, lengths: jax.Array) -> Queries | None:
   """Return the queries that a rule gives, if the bounds of the rollout ask for them and allow a search."""
   return Queries(questions, lengths) if config.first_query == "question" and config.max_hops else None

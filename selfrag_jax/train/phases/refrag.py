@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.checked import Checked, Count, Range, Share, Weight
-from selfrag_jax.generate.rollout import Rollout, RolloutConfig
+from selfrag_jax.checked import Checked, Count, Natural, Range, Share, Weight
+from selfrag_jax.generate.rollout import Rollout, RolloutConfig, search_width
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
@@ -24,12 +24,13 @@ from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
 from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss, sequence_log_probs
+from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rewards import RolloutRewards
-from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
+from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores, first_queries
 from selfrag_jax.train.state import LossSums, TrainState
-from selfrag_jax.typing import Array, ArrayLike, Params
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class RLConfig(Checked):
   clip_high: Weight = 0.28
   kl_weight: Weight = 0.0  # of the KL to the policy that the phase started from
   kl_on: Literal["all", "wrong"] = "all"  # wrong: rollouts without a right answer alone (DGPO, arXiv 2508.20324)
+  resample: Natural = 0  # rollouts of each question that go on behind the first search of a near miss
   experts: bool = False  # a demonstration of each question joins its group, as one more rollout that is right
   accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
@@ -57,7 +59,9 @@ class RLConfig(Checked):
     super().__post_init__()
     if self.kl_on == "wrong" and not self.kl_weight:
       raise ValueError("kl_on = 'wrong' says on which rollouts the KL acts, but kl_weight is 0: set it, too")
-    check_split(self.questions_per_step * self.rollouts_per_question, self.accumulate, "the number of rollouts")
+    check_split(self.rows, self.accumulate, "the number of rollouts")
+    if self.resample == 1:
+      raise ValueError("resample = 1: a rollout alone has no other one to be better than; give 2 or more, or 0")
     if self.control != "none" and (self.experts or self.kl_on == "wrong"):
       raise ValueError(f"the control {self.control} hides the right answers: experts and kl_on = 'wrong' show them")
     if self.control == "permuted" and self.reward.model:
@@ -66,6 +70,11 @@ class RLConfig(Checked):
       )
     if self.experts:
       check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
+
+  @property
+  def rows(self) -> int:
+    """The number of rollouts of a step."""
+    return self.questions_per_step * (self.rollouts_per_question + self.resample)
 
 
 class Experts(NamedTuple):
@@ -108,9 +117,10 @@ class Refrag(GradientPhase):
     rollout: RolloutConfig,
     **start: Unpack[Start],
   ):
-    rows = config.questions_per_step * config.rollouts_per_question
     check_batch(start["mesh"], config.questions_per_step, "rl.questions_per_step")
-    check_batch(start["mesh"], rows // config.accumulate, "rollouts of a step / rl.accumulate")
+    check_batch(start["mesh"], config.rows // config.accumulate, "rollouts of a step / rl.accumulate")
+    if config.resample and rollout.max_hops < 2:
+      raise ValueError(f"rl.resample = {config.resample} goes on behind a search: set rollout.max_hops to 2 or more")
     sampling = rollout.sampling
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1:
       raise ValueError(
@@ -146,13 +156,52 @@ class Refrag(GradientPhase):
       advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
       kept = np.where(shown.kept, differs, kept)
       shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
-    rows = np.repeat(kept, repeats)
-    pulled = None if config.kl_on == "all" else scores.exact_match == 0
-    columns = self._on_mesh((advantage.reshape(-1), rows, pulled, shown))
-    state, metrics = self._update(state, _experience(episodes.rollout, *columns), *self._reference)
     means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
     means |= _likelihood(episodes.host, scores.exact_match)
-    return state, {**metrics, **means, "tokens": self._count_tokens(episodes.host)}
+    tokens = self._count_tokens(episodes.host)
+    columns = advantage.reshape(-1), np.repeat(kept, repeats), self._pulled(scores)
+    if config.resample:
+      again, of_again, missed = self._try_again(state.params, episodes, scores, key)
+      experience = _stacked(_experience(episodes.host, *columns), _experience(again, *of_again))._replace(experts=shown)
+      means |= {"near_misses": float(missed.mean())}
+      tokens += self._count_tokens(again)
+    else:
+      experience = _experience(episodes.rollout, *columns, shown)
+    state, metrics = self._update(state, self._on_mesh(experience), *self._reference)
+    return state, {**metrics, **means, "tokens": tokens}
+
+  def _pulled(self, scores: Scores) -> np.ndarray | None:
+    return None if self._config.kl_on == "all" else scores.exact_match == 0
+
+  def _try_again(
+    self, params: Params, episodes: Episodes, scores: Scores, key: PRNGKey
+  ) -> tuple[Rollout, tuple[Any, ...], np.ndarray]:
+    """Let near misses go on behind their first search, as groups of their own.
+
+    Returns the rollouts, in host arrays; their advantages, whether they are kept, and whether they are pulled; and the
+    questions with a near miss, bool [Q]. The other questions are only there for the shapes.
+    """
+    runner, config = self._runner, self._config
+    rows, missed = near_misses(episodes, scores.exact_match)
+    prompts = behind_first_search(episodes, rows, self._width_behind(episodes.batch), runner.control)
+    again = runner.run(
+      params, prompts, self._bounds_behind, jax.random.fold_in(key, 1), repeats=config.resample, kind=config.retriever
+    )
+    whole = as_whole(episodes, rows, again, runner.control)
+    scored = runner.score(whole)
+    advantage, kept = advantages(self._rewards(whole, scored).reshape(-1, config.resample), config.advantage)
+    columns = advantage.reshape(-1), np.repeat(kept & missed, config.resample), self._pulled(scored)
+    return again.host, columns, missed
+
+  @property
+  def _bounds_behind(self) -> RolloutConfig:
+    """The bounds of a rollout that goes on behind its first search."""
+    return dataclasses.replace(self._rollout, max_hops=self._rollout.max_hops - 1, first_query="policy")
+
+  def _width_behind(self, batch: SearchBatch) -> int:
+    """Return the tokens of a prompt that holds a rollout up to what its first search found."""
+    first = first_queries(self._rollout, batch.questions, batch.question_lengths)
+    return batch.prompts.shape[1] + search_width(self._rollout, batch.corpus.tokens.shape[1], first)
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
     """Raise CollapseError if the policy has collapsed."""
@@ -161,16 +210,19 @@ class Refrag(GradientPhase):
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not exist."""
     config, state = self._config, self.abstract_state()
-    rollout = self._runner.lower(
-      state.params, self.batch(0), self._rollout, repeats=config.rollouts_per_question, kind=config.retriever
-    )
-    rows = (config.questions_per_step * config.rollouts_per_question,)
-    of_rows = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
+    batch, lower = self.batch(0), partial(self._runner.lower, state.params, kind=config.retriever)
+    programs = {"rollout": lower(batch, self._rollout, repeats=config.rollouts_per_question)}
+    done = programs["rollout"].out_info
+    if config.resample:
+      behind = batch._replace(prompts=np.zeros((len(batch.lengths), self._width_behind(batch)), np.int32))
+      programs["again"] = lower(behind, self._bounds_behind, repeats=config.resample)
+    of_rows = lambda dtype, *shape: jax.ShapeDtypeStruct((config.rows, *shape), dtype)
     columns: list[Any] = [of_rows(np.float32), of_rows(np.bool_), None if config.kl_on == "all" else of_rows(np.bool_)]
     if config.experts:
-      columns.append(self._demonstrations(self.batch(0).indices, rollout.out_info.tokens.shape[1]))
+      columns.append(self._demonstrations(batch.indices, done.tokens.shape[1]))
     reference = (state.params,) if config.kl_weight else ()
-    return {"rollout": rollout, "update": self._lower_update(_experience(rollout.out_info, *columns), *reference)}
+    rows = jax.tree.map(lambda x: of_rows(x.dtype, *x.shape[1:]), done)
+    return programs | {"update": self._lower_update(_experience(rows, *columns), *reference)}
 
   def _demonstrations(self, indices: np.ndarray, width: int) -> Experts:
     """Render a demonstration of each question, without an advantage yet; a rollout can be too short for one."""
@@ -224,6 +276,11 @@ class Refrag(GradientPhase):
     log_probs = sequence_log_probs(self._model, params, tokens, segment_ids, temperature=temperature)
     old, mask = jax.lax.stop_gradient(log_probs), sampled & kept[:, None]
     return policy_loss(log_probs, old, advantage, mask, clip_low=config.clip_low, clip_high=config.clip_high)
+
+
+def _stacked(one: Any, other: Any) -> Any:
+  """Join trees of host arrays along their rows."""
+  return jax.tree.map(lambda *rows: np.concatenate(rows), one, other)
 
 
 def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:

@@ -1,0 +1,139 @@
+"""Near misses: which rollouts are tried again, that they go on behind their first search, and what an update reads."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.train.losses import advantages, sequence_log_probs
+from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores
+
+TASK = TwoHopSearch(n_entities=4, n_relations=2)
+MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, init_scale=0.3, tie_embeddings=False)
+BOUNDS = RolloutConfig(2, 1, 3, 2)
+Q, R, S = 4, 3, 2
+
+
+@pytest.fixture(scope="module")
+def runner():
+  return RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), make_mesh(1, 1, 1, jax.devices()[:1]))
+
+
+@pytest.fixture(scope="module")
+def params(runner):
+  """A random policy whose head is pushed towards the tokens that open and close searches and answers."""
+  fresh, control = nn.unbox(init_params(MODEL, jax.random.key(0))), runner.control
+  scale = np.ones((MODEL.padded_vocab, 1), np.float32)
+  scale[[control.search_start, control.search_end, control.answer_start, control.answer_end], 0] = 6, 4, 4, 4
+  return {"params": fresh["params"] | {"unembed": fresh["params"]["unembed"] * scale}}
+
+
+def phase(runner, params, bounds=BOUNDS, **options):
+  config = RLConfig(steps=1, questions_per_step=Q, rollouts_per_question=R, resample=S, advantage="grpo", **options)
+  return Refrag("rl", runner, MODEL, config, bounds, mesh=runner.mesh, seed=0, params=params, evaluate=lambda _: {})
+
+
+def rolled_out(runner, params, bounds=BOUNDS):
+  return runner.run(params, TASK.batch("train", range(Q)), bounds, jax.random.key(3), repeats=R)
+
+
+def test_a_near_miss_found_a_gold_document_first_and_answered_wrongly(runner, params):
+  episodes = rolled_out(runner, params)
+  gold, slots = episodes.batch.gold, np.full((Q * R, 2, 1), -1)
+  slots[[1, 2, 4, 8], 0, 0] = gold[0, 1], gold[0, 0], gold[1, 0], gold[2, 1]  # the second gold document counts, too
+  slots[3, 1, 0] = gold[1, 0]  # in the second search
+  slots[10, 0, 0] = gold[0, 0]  # of another question
+  exact = np.zeros(Q * R)
+  exact[[2, 8]] = 1
+  rows, missed = near_misses(episodes._replace(host=episodes.host.replace(slots=slots)), exact)
+  assert rows.tolist() == [1, 4, 6, 9]
+  assert missed.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("first", ["question", "policy"])
+def test_rollouts_go_on_behind_their_first_search(runner, params, first):
+  """A rule searches in every row, this policy in none: then a row starts again behind its prompt."""
+  bounds = dataclasses.replace(BOUNDS, first_query=first)
+  before, made, rows = rolled_out(runner, params, bounds), phase(runner, params, bounds), np.arange(Q) * R
+  prompts = behind_first_search(before, rows, made._width_behind(before.batch), runner.control)
+  again = runner.run(params, prompts, made._bounds_behind, jax.random.key(9), repeats=S)
+  whole = as_whole(before, rows, again, runner.control)
+  assert again.host.tokens.shape[1] == before.host.tokens.shape[1]  # the update reads both at once
+  assert (before.host.searches[rows] >= 1).all() == (first == "question")
+  for i, transcript in enumerate(whole.transcripts):
+    row, start = rows[i // S], prompts.lengths[i // S]
+    for name in ("tokens", "sampled"):
+      np.testing.assert_array_equal(getattr(whole.host, name)[i, :start], getattr(before.host, name)[row, :start])
+    np.testing.assert_array_equal(whole.host.slots[i, 0], before.host.slots[row, 0])
+    assert whole.host.searches[i] == again.host.searches[i] + (first == "question") <= BOUNDS.max_hops
+    assert not again.host.sampled[i, :start].any()
+    if first == "question":
+      assert whole.host.tokens[i, start - 1] == runner.control.retrieval_end
+      assert transcript.queries[0] == before.transcripts[row].queries[0]
+    else:
+      assert start == before.batch.lengths[i // S]
+  inside = (np.arange(again.host.tokens.shape[1])[None] < again.host.lengths[:, None]).astype(np.int32)
+  gap = np.abs(np.asarray(sequence_log_probs(MODEL, params, again.host.tokens, inside)) - again.host.log_probs)
+  assert again.host.sampled.sum() > Q * S
+  assert gap[again.host.sampled].max() < 1e-4
+
+
+def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monkeypatch):
+  made, batches = phase(runner, params), []
+  scored = []
+
+  def score(played):
+    """The first search of questions 0 and 2 found a gold document; rewards tell all rollouts apart."""
+    n = len(played.host.tokens)
+    values = (played.host.tokens * np.arange(1, played.host.tokens.shape[1] + 1)).sum(axis=1) % 97 / 97
+    scored.append(values)
+    zeros = np.zeros(n)
+    return Scores(zeros, zeros, zeros, values, zeros, zeros, zeros + 1)
+
+  monkeypatch.setattr(runner, "score", score)
+  monkeypatch.setattr(
+    "selfrag_jax.train.phases.refrag.near_misses",
+    lambda episodes, exact: (np.arange(Q) * R + 1, np.array([True, False, True, False])),
+  )
+  monkeypatch.setattr(made, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
+  _, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
+  [batch] = batches
+  assert metrics["near_misses"] == 0.5
+  assert len(batch.tokens) == made._config.rows == Q * (R + S)
+  first, again = scored
+  expected, _ = advantages((0.3 * again).astype(np.float32).reshape(Q, S), "grpo")
+  np.testing.assert_allclose(batch.advantages[Q * R :], expected.reshape(-1), rtol=1e-4, atol=1e-5)
+  assert batch.kept[Q * R :].reshape(Q, S).tolist() == [[True] * S, [False] * S, [True] * S, [False] * S]
+  own, _ = advantages((0.3 * first).astype(np.float32).reshape(Q, R), "grpo")
+  np.testing.assert_allclose(batch.advantages[: Q * R], own.reshape(-1), rtol=1e-4, atol=1e-5)
+  planned = phase(runner, params).lower()["update"].in_avals
+  assert batch.tokens.shape in [x.shape for x in jax.tree.leaves(planned)]
+
+
+def test_it_trains(runner, params):
+  made = phase(runner, params)
+  state, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
+  assert np.isfinite(metrics["loss"])
+  assert set(made.lower()) == {"rollout", "again", "update"}
+  assert 0 <= metrics["near_misses"] <= 1
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, params)
+  assert metrics["groups_kept"] == 0 or max(jax.tree.leaves(moved)) > 0
+
+
+def test_what_cannot_go_on_is_refused(runner, params):
+  with pytest.raises(ValueError, match=r"resample = 1: a rollout alone"):
+    RLConfig(resample=1)
+  with pytest.raises(ValueError, match=r"rl\.resample = 2 goes on behind a search: set rollout\.max_hops"):
+    Refrag(
+      "rl", runner, MODEL, RLConfig(resample=2, questions_per_step=4), RolloutConfig(1, 1, 3, 2),
+      mesh=runner.mesh, seed=0, params=params, evaluate=lambda _: {},
+    )  # fmt: skip
