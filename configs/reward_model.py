@@ -44,7 +44,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "data": {"name": "two_hop"},
     "model": tiny_model(variant, d_model=64, n_heads=4),
     "sft": {"steps": 100, "max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},
-    "reward_model": {"steps": 600, "max_tokens": 48, "optimizer": {**optimizer(warmup_steps=20), **decay}},
+    "reward_model": {"steps": 1200, "max_tokens": 48, "optimizer": {**optimizer(warmup_steps=20), **decay}},
     "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
   }
   return full_config(reward_model.SECTIONS, differences)
