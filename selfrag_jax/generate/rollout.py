@@ -85,8 +85,8 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
 class Queries(NamedTuple):
   """Queries that no policy wrote: tokens int32 [B, W], right-padded, and their lengths [B], at least 1."""
 
-  tokens: Array
-  lengths: Array
+  tokens: Array | np.ndarray
+  lengths: Array | np.ndarray
 
   @property
   def mask(self) -> Array:

@@ -252,6 +252,8 @@ def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
   return batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
 
 
-def first_queries(config: RolloutConfig, questions: jax.Array, lengths: jax.Array) -> Queries | None:
+def first_queries(
+  config: RolloutConfig, questions: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray
+) -> Queries | None:
   """Return the queries that a rule gives, if the bounds of the rollout ask for them and allow a search."""
   return Queries(questions, lengths) if config.first_query == "question" and config.max_hops else None
