@@ -367,7 +367,7 @@ def rollout(
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
 
   def find(state: _State, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
-    queries, mask = read_queries(policy, state) if given is None else (given.tokens, given.mask)
+    queries, mask = read_queries(policy, state) if given is None else (jnp.asarray(given.tokens), given.mask)
     with jax.named_scope("retrieve"):
       found = RetrievedDocuments(*map(jnp.asarray, retrieve(queries, mask, i)))
     searching = (state.status == SEARCHING)[:, None]
