@@ -17,7 +17,8 @@ from selfrag_jax.train.load import load_reward_model
 from tests.experiments.test_refrag import write_llama, write_questions
 
 TINY = {
-  "mesh.data": 1, "mesh.fsdp": 8, "model.d_model": 32, "model.ssm_head_dim": 16, "model.mlp_dim": 32,
+  "mesh.data": 1, "mesh.fsdp": 8, "model.block_pattern": "MT", "model.n_layers": 2, "model.d_model": 32,
+  "model.ssm_head_dim": 16, "model.mlp_dim": 32,
   **{f"{phase}.{key}": value for phase in ("sft", "reward_model") for key, value in (("steps", 2), ("batch_size", 8))},
   "evaluation.periodic": 4, "evaluation.final": 24,
 }  # fmt: skip
