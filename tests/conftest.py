@@ -1,6 +1,5 @@
 """Eight virtual CPU devices and strict numerics for every test; a persistent compilation cache for repeated runs."""
 
-import gc
 import os
 import tempfile
 from pathlib import Path
@@ -21,8 +20,6 @@ import pytest
 from selfrag_jax.mesh import configure_xla
 
 configure_xla()
-# tracing makes many objects that live on, and a collection looks at all of them
-gc.set_threshold(100_000, 50, 50)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
