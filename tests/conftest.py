@@ -1,5 +1,6 @@
 """Eight virtual CPU devices and strict numerics for every test; a persistent compilation cache for repeated runs."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -21,6 +22,19 @@ from selfrag_jax.mesh import configure_xla
 
 configure_xla()
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+MOST_MAPS = 20_000  # a process may have 65,530 memory maps; a compiled program holds several as long as JAX keeps it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+  """Let go of the compiled programs of earlier modules once there are many."""
+  yield
+  maps = Path("/proc/self/maps")
+  if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPS:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
