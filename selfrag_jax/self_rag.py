@@ -16,7 +16,7 @@ import numpy as np
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
 from selfrag_jax.generate.complete import complete
-from selfrag_jax.generate.rollout import pad_documents
+from selfrag_jax.generate.host_rollout import pad_documents
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore

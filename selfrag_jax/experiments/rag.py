@@ -51,11 +51,8 @@ class Reading(Protocol):
 
   def questions(self, split: str, n: int, condition: str) -> Task: ...
 
-  def training(self, shown: Shown, unanswerable: float, rivals: float) -> Task:
-    """Return an endless task; the share `unanswerable` of its conversations lacks the document for their question.
-
-    The share `rivals` has documents that are hard to tell from the right one.
-    """
+  def training(self, shown: Shown, unanswerable: float) -> Task:
+    """Return an endless task; the share `unanswerable` of its conversations lacks the document for their question."""
     ...
 
 
@@ -109,7 +106,6 @@ class RAGConfig(ConversationConfig):
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
   unanswerable: Share = 0.1  # of the conversations: no document answers their (first) question
-  rivals: Share = 0.0  # of the conversations about countries: the other documents state the same of other countries
   plain: PlainConfig = PlainConfig()
 
 
@@ -168,7 +164,7 @@ class Experiment:
     config: Any = getattr(self, name)
     whole = name == "pretrain"
     shown = "retrieved" if whole else config.documents
-    task = self.reading.training(shown, self.rag.unanswerable, 0.0 if whole else self.rag.rivals)
+    task = self.reading.training(shown, self.rag.unanswerable)
     if not whole and self.plain is not None:
       task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 

@@ -14,8 +14,9 @@ from selfrag_jax.aot import print_plan
 from selfrag_jax.checked import Checked, Count, Range, Seed, Share
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.rollout_examples import write_examples
+from selfrag_jax.generate.host_rollout import HostRetrieve
 from selfrag_jax.generate.retrieve import RetrieverKind
-from selfrag_jax.generate.rollout import HostRetrieve, RolloutConfig
+from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params

@@ -1,9 +1,9 @@
+from .host_rollout import rollout_on_host as rollout_on_host
 from .retrieve import make_retrieve as make_retrieve
 from .rollout import ControlTokens as ControlTokens
 from .rollout import Rollout as Rollout
 from .rollout import RolloutConfig as RolloutConfig
 from .rollout import control_tokens as control_tokens
-from .rollout import rollout_on_host as rollout_on_host
 from .sampling import SamplingConfig as SamplingConfig
 from .sampling import sample as sample
 from .sampling import token_log_probs as token_log_probs

@@ -1,7 +1,7 @@
 """Multi-hop rollouts: decode until every row has stopped, search for its query, extend the caches by the documents.
 
-On device all hops of a batch are one XLA program, a loop over hops with the retrieval inside (`rollout`); the host mode
-(`rollout_on_host`) runs the same steps around any Python retriever. A row is in one of three states:
+All hops of a batch are one XLA program, a loop over hops with the retrieval inside; `generate/host_rollout.py` runs the
+same steps around any Python retriever. A row is in one of three states:
 
   RUNNING    the row writes; its turn starts at `turn_start`
   SEARCHING  the row closed a query and waits for documents
@@ -9,8 +9,7 @@ On device all hops of a batch are one XLA program, a loop over hops with the ret
 """
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -29,7 +28,6 @@ from selfrag_jax.text.special import MAX_DOCUMENTS
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 RUNNING, SEARCHING, DONE = 0, 1, 2
-Document = tuple[int, Sequence[int]]  # its slot and the token ids of its body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,21 +105,6 @@ def gather_documents(tokens_CxX: ArrayLike, lengths_C: ArrayLike, slots_Bxk: Arr
   slots = jnp.asarray(slots_Bxk)
   at = jnp.maximum(slots, 0)
   return RetrievedDocuments(tokens_CxX[at], jnp.where(slots >= 0, lengths_C[at], 0), slots)
-
-
-def pad_documents(rows: Sequence[Sequence[Document]], k: int, width: int) -> RetrievedDocuments:
-  """Pad each row's at most `k` documents to `width` tokens, in host arrays. Raises ValueError for a longer one."""
-  shape = (len(rows), k)
-  found = RetrievedDocuments(
-    np.zeros((*shape, width), np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
-  )
-  for i, documents in enumerate(rows):
-    for j, (slot, body) in enumerate(documents):
-      if len(body) > width:
-        raise ValueError(f"document {slot} has {len(body)} tokens, the rollout has room for {width}")
-      found.tokens[i, j, : len(body)] = body
-      found.lengths[i, j], found.slots[i, j] = len(body), slot
-  return found
 
 
 @struct.dataclass
@@ -339,7 +322,8 @@ def _read(policy: Policy, state: _State, block_BxW: Array, lengths_B: Array) -> 
   )
 
 
-def _finish(state: _State, lengths_B: Array, slots: Array) -> Rollout:
+def finish(state: _State, lengths_B: Array, slots: Array) -> Rollout:
+  """Return the rollout of a batch whose rows are done; `lengths_B` are those of the prompts."""
   return Rollout(
     state.tokens, state.sampled, state.log_probs, state.cache.lengths, lengths_B, slots, state.searches, state.refused
   )
@@ -388,55 +372,4 @@ def rollout(
     state, found = find(ask(policy, carry[0], first), carry[2], first)
     carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
-  return _finish(state, lengths_B, slots[:, : config.max_hops])
-
-
-HostRetrieve = Callable[[Sequence[list[int]], int], Sequence[Sequence[Document]]]
-
-
-def rollout_on_host(
-  policy: Policy,
-  prompts_BxT: Array,
-  lengths_B: Array,
-  retrieve: HostRetrieve,
-  document_tokens: int,
-  key: PRNGKey,
-  first: Queries | None = None,
-) -> Rollout:
-  """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
-
-  `retrieve(queries, hop)` gets the token ids of one query per row (empty: the row does not search) and returns, for
-  each query, at most `documents_per_hop` pairs `(slot, body token ids)`; `first` as in `rollout`. Raises ValueError for
-  a body of more than `document_tokens` tokens: cut documents when you chunk them.
-  """
-  config = policy.config
-  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
-  state = _start_jit(policy, prompts_BxT, lengths_B, size)
-  slots = np.full((len(lengths_B), config.max_hops, config.documents_per_hop), -1, np.int32)
-  for hop in itertools.count():
-    given = first if hop == 0 else None
-    state = (
-      _decode_jit(policy, state, jax.random.fold_in(key, hop)) if given is None else _ask_jit(policy, state, given)
-    )
-    searching = np.asarray(state.status) == SEARCHING
-    if not searching.any():
-      break
-    written = _queries_jit(policy, state) if given is None else (given.tokens, given.mask)
-    queries, mask = map(np.asarray, written)
-    over_budget = hop >= config.max_hops
-    texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
-    results = [()] * len(texts) if over_budget else retrieve(texts, hop)
-    found = pad_documents(
-      [row[: config.documents_per_hop] for row in results], config.documents_per_hop, document_tokens
-    )
-    state = _append_jit(policy, state, found, np.asarray(over_budget))
-    if not over_budget:
-      slots[:, hop] = np.where(searching[:, None], found.slots, -1)
-  return _finish(state, lengths_B, jnp.asarray(slots))
-
-
-_start_jit = jax.jit(start, static_argnames="size")
-_decode_jit = jax.jit(decode)
-_ask_jit = jax.jit(ask)
-_queries_jit = jax.jit(read_queries)
-_append_jit = jax.jit(append)
+  return finish(state, lengths_B, slots[:, : config.max_hops])

@@ -85,16 +85,14 @@ class Articles:
     make = lambda row: self._conversation(row, texts(row), is_plain)
     return Task(f"articles_{split}", self._parts[split][:n], make, _exact, _f1)
 
-  def training(self, shown: Shown, unanswerable: float, rivals: float = 0.0) -> Task:
+  def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
 
     An answer is trained on only beside its passage, which is added where it was not found. The share `unanswerable` of
     the conversations begins with UNKNOWN: the passage is taken away, and no further question follows; or, in half of
     these, the question is replaced by one without an answer about the same passage if there is one. Half of SQuAD 2.0
-    are such questions, and from as many of them a model learns first to answer nothing. Raises ValueError for rivals.
+    are such questions, and from as many of them a model learns first to answer nothing.
     """
-    if rivals:
-      raise ValueError(f"rag.rivals = {rivals} is for invented countries: documents of files are those that were found")
     epochs = ShuffledEpochs([row for row in self._parts["train"] if self._has_answer(row)], self._seed, EPOCHS)
 
     def make(index: int) -> Conversation:

@@ -174,15 +174,13 @@ class Countries:
     task = self.task(split, n + more, edited=edited, unanswerable=missing)
     return (show(task, condition, more) if condition in ("none", "shuffled") else task)[:n]
 
-  def training(self, shown: Shown, unanswerable: float, rivals: float = 0.0) -> Task:
+  def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return the conversations of the training, which never end; see `task` for the share `unanswerable`.
 
     A conversation asks for all of its documents, its own question first; the document that answers it is added where it
-    was not found. In the share `rivals` of them, the other documents state the same of other countries: there, only the
-    whole name of the country tells which one answers.
+    was not found.
     """
-    make = lambda number: self._trained(number, unanswerable, rivals)
-    return show(self._task("train", ENDLESS, make), shown, self.per_world)
+    return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
@@ -203,13 +201,11 @@ class Countries:
       conversations.append(_conversation(world, question, gold, rng.permutation(places), known))
     return _shuffled(conversations, rng)
 
-  def _trained(self, number: int, unanswerable: float, rivals: float) -> list[Conversation]:
+  def _trained(self, number: int, unanswerable: float) -> list[Conversation]:
     world, rng = self.world("train", number), self._rng(PLACES, "train", number)
     conversations = []
     for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
       known = rng.random() >= unanswerable
-      if rivals and rng.random() < rivals:
-        found = self._rivals(world, gold, rng)
       others = [place for place in found if place != gold][: self.top_k - known]
       conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
       turns = [
@@ -219,13 +215,6 @@ class Countries:
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
     return _shuffled(conversations, rng)
-
-  def _rivals(self, world: World, place: int, rng: np.random.Generator) -> list[int]:
-    """Return the documents that state the same of other countries, those that share a word with the country first."""
-    title = set(world.documents[place].title.split())
-    shares = lambda at: bool(title & {*world.documents[at].title.split(), *world.value(at).split()})
-    places = range(place % len(RELATIONS), len(world.documents), len(RELATIONS))
-    return sorted(rng.permutation([at for at in places if at != place]).tolist(), key=shares, reverse=True)
 
   def _search(self, world: World, top_k: int) -> list[list[int]]:
     """Return the places of the documents that are found for each question of a world."""

@@ -14,17 +14,16 @@ from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.base import TokenEncoder
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.encoders.token_bag import TokenBagEncoder
+from selfrag_jax.generate.host_rollout import HostRetrieve, rollout_on_host
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
 from selfrag_jax.generate.rollout import (
   ControlTokens,
-  HostRetrieve,
   Policy,
   Queries,
   Rollout,
   RolloutConfig,
   control_tokens,
   rollout,
-  rollout_on_host,
 )
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts

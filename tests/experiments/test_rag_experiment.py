@@ -25,8 +25,6 @@ TINY = {
   "mesh.data": 1,
   "mesh.fsdp": 8,
   **{f"{phase}.{key}": value for phase in ("pretrain", "rag") for key, value in (("steps", 2), ("batch_size", 8))},
-  "model.block_pattern": "MT",
-  "model.n_layers": 2,
   "model.d_model": 32,
   "model.ssm_head_dim": 16,
   "model.mlp_dim": 32,

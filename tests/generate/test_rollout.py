@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from selfrag_jax.generate.host_rollout import rollout_on_host
 from selfrag_jax.generate.rollout import (
   Policy,
   Queries,
@@ -20,7 +21,6 @@ from selfrag_jax.generate.rollout import (
   control_tokens,
   document_block,
   rollout,
-  rollout_on_host,
 )
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import read_transcript, read_transcripts

@@ -103,22 +103,3 @@ def test_what_cannot_be_drawn_is_an_error():
     Countries(n_countries=500)
   with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'dev'"):
     Countries().world("dev", 0)
-
-
-def test_rivals_state_the_same_of_other_countries():
-  task, plain = (Countries().training("retrieved", 0.2, rivals=rivals) for rivals in (1.0, 0.0))
-  told = [re.compile(re.sub(r"\\{[cv]\\}", ".+", re.escape(text))) for w in RELATIONS.values() for text in w.statements]
-  relations = [i for i, wording in enumerate(RELATIONS.values()) for _ in wording.statements]
-
-  def kinds(row):
-    return {relations[next(i for i, t in enumerate(told) if t.fullmatch(d["content"]))] for d in documents(row)}
-
-  rows = [task[i] for i in range(N)]
-  assert all(len(kinds(row)) == 1 for row in rows)
-  assert all(len({document["title"] for document in documents(row)}) == 5 for row in rows)
-  assert all((row["gold"] in [d["content"] for d in documents(row)]) == (row["answers"] != (UNKNOWN,)) for row in rows)
-  assert np.mean([len(kinds(plain[i])) for i in range(N)]) > 2
-  mixed = [
-    len(kinds(row)) == 1 for row in map(Countries().training("retrieved", 0.2, rivals=0.5).__getitem__, range(N))
-  ]
-  assert 0.35 < np.mean(mixed) < 0.65

@@ -115,18 +115,29 @@ def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monk
   assert batch.kept[Q * R :].reshape(Q, S).tolist() == [[True] * S, [False] * S, [True] * S, [False] * S]
   own, _ = advantages((0.3 * first).astype(np.float32).reshape(Q, R), "grpo")
   np.testing.assert_allclose(batch.advantages[: Q * R], own.reshape(-1), rtol=1e-4, atol=1e-5)
-  planned = phase(runner, params).lower()["update"].in_avals
+  programs = phase(runner, params).lower()
+  assert set(programs) == {"rollout", "again", "update"}
+  planned = programs["update"].in_avals
   assert batch.tokens.shape in [x.shape for x in jax.tree.leaves(planned)]
 
 
-def test_it_trains(runner, params):
-  made = phase(runner, params)
-  state, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
-  assert np.isfinite(metrics["loss"])
-  assert set(made.lower()) == {"rollout", "again", "update"}
-  assert 0 <= metrics["near_misses"] <= 1
-  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, params)
-  assert metrics["groups_kept"] == 0 or max(jax.tree.leaves(moved)) > 0
+def test_near_misses_teach_where_the_rollouts_before_do_not(runner, params, monkeypatch):
+  """The first rollouts of a question all earn the same; those that go on behind its near miss do not."""
+
+  def score(played):
+    first, zeros = played.repeats == R, np.zeros(len(played.host.tokens))
+    return Scores(zeros, zeros, zeros, zeros if first else zeros + np.arange(len(zeros)) % 2, zeros, zeros, zeros + 1)
+
+  monkeypatch.setattr(runner, "score", score)
+  every = lambda found: lambda *_: (np.arange(Q) * R, np.full(Q, found))
+  for found in (False, True):
+    monkeypatch.setattr("selfrag_jax.train.phases.refrag.near_misses", every(found))
+    made = phase(runner, params)
+    state, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
+    assert metrics["groups_kept"] == 0
+    assert metrics["near_misses"] == found
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, params)
+    assert (max(jax.tree.leaves(moved)) > 1e-6) == found
 
 
 def test_what_cannot_go_on_is_refused(runner, params):
