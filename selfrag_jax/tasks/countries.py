@@ -25,6 +25,7 @@ from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
+FURTHER = 9  # questions after the first one of a conversation of training
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 
@@ -39,54 +40,79 @@ class Wording(NamedTuple):
   questions: tuple[str, ...]
 
 
+# what is said of every relation by its noun; from many wordings, whose words stand at many distances from each other, a
+# model learns to read a statement that it has not seen
+STATEMENTS = (
+  "The {r} of {c} is {v}.", "In {c} the {r} is {v}.", "The {r} in {c} is {v}.", "{c} has the {r} {v}.",
+  "As {r} {c} has {v}.", "The {r} that {c} has is {v}.", "In the country {c} the {r} is {v}.",
+  "The {r} of the country {c} is {v}.", "{c} has now as {r} {v}.", "The {r} of {c} is now {v}.",
+)  # fmt: skip
+QUESTIONS = (
+  "What is the {r} of {c}?", "Name the {r} of {c}.", "In {c}, what is the {r}?", "Which {r} does {c} have?",
+  "{c} has which {r}?", "Tell me the {r} of {c}.", "What is the {r} of the country {c}?",
+)  # fmt: skip
+
+
+def _wording(noun: str, statements: tuple[str, ...], questions: tuple[str, ...], held_out: str) -> Wording:
+  """Return the wordings of a relation, by its noun and by verbs; a statement by a verb is held out."""
+  by_noun = lambda texts: tuple(text.replace("{r}", noun) for text in texts)
+  return Wording(
+    (*by_noun(STATEMENTS), *statements, held_out), (*by_noun(QUESTIONS), *questions, f"Which is the {noun} of {{c}}?")
+  )
+
+
 RELATIONS = {
-  "capital": Wording(
+  "capital": _wording(
+    "capital",
     (
-      "The capital of {c} is {v}.", "{c} is ruled from the city {v}.", "From the city {v} {c} is ruled.",
-      "In {c} the capital is {v}.", "As capital {c} has {v}.", "{c} has the capital {v}.",
-      "The city from which {c} is ruled is {v}.",
+      "{c} is ruled from the city {v}.", "From the city {v} {c} is ruled.", "The city {v} is ruling {c}.",
+      "The country {c} is now ruled from {v}.", "The city ruling the country {c} is {v}.",
+      "All of {c} is ruled from the city {v}.",
     ),
     (
-      "What is the capital of {c}?", "From which city is {c} ruled?", "Name the capital of {c}.",
-      "In {c}, what is the capital?", "{c} is ruled from which city?",
-      "Which is the capital of {c}?",
+      "From which city is {c} ruled?", "{c} is ruled from which city?", "Name the city from which {c} is ruled.",
+      "Which city is ruling {c}?",
     ),
+    "The city from which {c} is ruled is {v}.",
   ),
-  "currency": Wording(
+  "currency": _wording(
+    "currency",
     (
-      "The currency of {c} is {v}.", "People pay with {v} in {c}.", "In {c} people pay with {v}.",
-      "In {c} the currency is {v}.", "With {v} people in {c} pay.", "{c} has the currency {v}.",
-      "The people in {c} pay with {v}.",
+      "People pay with {v} in {c}.", "In {c} people pay with {v}.", "With {v} people in {c} pay.",
+      "In the country {c} all people pay with {v}.", "All who live in {c} now pay with {v}.",
+      "People who live in the country {c} pay with {v}.",
     ),
     (
-      "What is the currency of {c}?", "With what do people in {c} pay?", "Name the currency of {c}.",
-      "In {c}, what is the currency?", "People in {c} pay with what?",
-      "Which is the currency of {c}?",
+      "With what do people in {c} pay?", "People in {c} pay with what?", "What do people pay with in {c}?",
+      "In {c}, people pay with what?",
     ),
+    "The people in {c} pay with {v}.",
   ),
-  "language": Wording(
+  "language": _wording(
+    "language",
     (
-      "The language of {c} is {v}.", "People speak {v} in {c}.", "In {c} people speak {v}.",
-      "In {c} the language is {v}.", "As language {c} has {v}.", "{c} has the language {v}.",
-      "The people in {c} speak {v}.",
+      "People speak {v} in {c}.", "In {c} people speak {v}.", "People who speak {v} live in {c}.",
+      "In the country {c} all people speak {v}.", "All who live in {c} now speak {v}.",
+      "People who live in the country {c} speak {v}.",
     ),
     (
-      "What is the language of {c}?", "What do people in {c} speak?", "Name the language of {c}.",
-      "In {c}, what is the language?", "People in {c} speak what?",
-      "Which is the language of {c}?",
+      "What do people in {c} speak?", "People in {c} speak what?", "What do people speak in {c}?",
+      "In {c}, people speak what?",
     ),
+    "The people in {c} speak {v}.",
   ),
-  "river": Wording(
+  "river": _wording(
+    "river",
     (
-      "The river of {c} is {v}.", "The water of {v} flows in {c}.", "In {c} the water of {v} flows.",
-      "In {c} the river is {v}.", "In {c} flows the water of {v}.", "{c} has the river {v}.",
-      "The water which flows in {c} is {v}.",
+      "The water of {v} flows in {c}.", "In {c} the water of {v} flows.", "In {c} flows the water of {v}.",
+      "In the country {c} flows the water of {v}.", "All water that flows in {c} is now of {v}.",
+      "Water flows in the country {c}, which is {v}.",
     ),
     (
-      "What is the river of {c}?", "Which water flows in {c}?", "Name the river of {c}.",
-      "In {c}, what is the river?", "In {c} flows which water?",
-      "Which is the river of {c}?",
+      "Which water flows in {c}?", "In {c} flows which water?", "Name the water which flows in {c}.",
+      "What flows in {c}?",
     ),
+    "The water which flows in {c} is {v}.",
   ),
 }  # fmt: skip
 
@@ -107,6 +133,11 @@ class World(NamedTuple):
   def value(self, place: int) -> str:
     """Return the value that a document states."""
     return self.documents[place].metadata["value"]
+
+  def ask(self, place: int, rng: np.random.Generator) -> str:
+    """Return a question that a document answers, in any wording of training."""
+    wordings = list(RELATIONS.values())[place % len(RELATIONS)].questions[:-1]
+    return wordings[rng.integers(len(wordings))].format(c=self.documents[place].title)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +208,9 @@ class Countries:
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return the conversations of the training, which never end; see `task` for the share `unanswerable`.
 
-    A conversation asks for all of its documents, its own question first; the document that answers it is added where it
-    was not found.
+    The first question of a conversation is followed by others about its documents, drawn with replacement: were each
+    document asked for once, the last answers would follow from those before. The document that answers the first one is
+    added where it was not found.
     """
     return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
 
@@ -208,10 +240,11 @@ class Countries:
       known = rng.random() >= unanswerable
       others = [place for place in found if place != gold][: self.top_k - known]
       conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
+      about = [*others, *([gold] if known else [])]
       turns = [
         {"role": role, "content": content}
-        for other in rng.permutation(others)
-        for role, content in (("user", world.questions[other][0]), ("assistant", world.value(other)))
+        for place in rng.choice(about, FURTHER)
+        for role, content in (("user", world.ask(place, rng)), ("assistant", world.value(place)))
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
     return _shuffled(conversations, rng)

@@ -61,10 +61,14 @@ def test_conditions_differ_in_the_documents_alone():
 
 @pytest.mark.parametrize("shown", ["none", "shuffled"])
 def test_the_controls_train_on_other_documents(shown):
-  plain, control = (made(**{"rag.documents": name}).phase("rag", None).batch(0) for name in ("retrieved", shown))
+  experiments = [made(**{"rag.documents": name}) for name in ("retrieved", shown)]
+  plain, control = (experiment.phase("rag", None).batch(0) for experiment in experiments)
   assert (plain["tokens"] != control["tokens"]).any()
+  start = experiments[0].tokenizer.special["[RETRIEVAL_START]"]
+  assert (plain["tokens"] == start).sum() == sum(row.max() for row in plain["segment_ids"])  # one a conversation
   if shown == "none":
-    assert control["segment_ids"].max() > plain["segment_ids"].max()  # shorter: more fit into a row
+    assert not (control["tokens"] == start).any()
+    assert (control["segment_ids"] > 0).sum() < 0.75 * (plain["segment_ids"] > 0).sum()
 
 
 def test_the_first_phase_reads_all_and_the_second_answers_alone():

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.countries import RELATIONS, UNKNOWN, Countries
+from selfrag_jax.tasks.countries import FURTHER, RELATIONS, UNKNOWN, Countries
 from selfrag_jax.tasks.facts import FIRST, LAST
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
@@ -65,20 +65,27 @@ def test_a_missing_document_makes_a_question_unanswerable():
   assert all(len(documents(row)) == 5 for row in unknown)
 
 
-def test_a_training_asks_for_all_documents_of_a_conversation():
+def test_a_training_asks_further_questions_about_the_documents_of_a_conversation():
   task = Countries().training("retrieved", 0.2)
   rows = [task[index] for index in range(N)]
+  places = []
   for row in rows:
     asked, said = ([m["content"] for m in row["messages"] if m["role"] == role] for role in ("user", "assistant"))
     known = row["answers"] != (UNKNOWN,)
     assert (row["gold"] in [document["content"] for document in documents(row)]) == known
-    assert len(set(asked)) == len(asked) == len(said) == (5 if known else 6)
+    assert len(asked) == len(said) == 1 + FURTHER
     assert said[0] == row["answers"][0]
     facts = [set(re.findall(NAME, document["content"])) for document in documents(row)]
     asked_for = [{*re.findall(NAME, question), answer} for question, answer in zip(asked, said, strict=True)]
     assert len(facts) == 5
-    assert sorted(map(sorted, facts)) == sorted(map(sorted, asked_for[0 if known else 1 :]))
+    places.append([facts.index(fact) for fact in asked_for[1:]])
   assert 0.1 < np.mean([row["answers"] == (UNKNOWN,) for row in rows]) < 0.3
+  # no answer follows from those before: the last question is about a document of before as often as by chance
+  again = np.mean([asked[-1] in asked[:-1] for asked in places])
+  assert abs(again - (1 - 0.8 ** (FURTHER - 1))) < 0.06
+  held_out = {wording.questions[-1] for wording in RELATIONS.values()}
+  wordings = {re.sub(NAME, "{c}", m["content"]) for row in rows for m in row["messages"] if m["role"] == "user"}
+  assert wordings == {asked for wording in RELATIONS.values() for asked in wording.questions} - held_out
   plain = task.evaluate(rows[0], rows[0]["answers"][0]), task.evaluate(rows[0], "Nobody")
   assert plain == (1.0, 0.0)
 
@@ -95,7 +102,7 @@ def test_the_vocabulary_covers_every_conversation():
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 128
   every = Countries().training("retrieved", 0.5)
-  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) < 192
+  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 248
 
 
 def test_what_cannot_be_drawn_is_an_error():
