@@ -39,8 +39,8 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "init": "",
     "data": {"name": "countries"},
     "model": tiny_model(variant, d_model=128, n_heads=2) | {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]},
-    "pretrain": {"steps": 500, "batch_size": 32, "max_tokens": 248, "optimizer": optimizer()},
-    "rag": {"steps": 1500, "batch_size": 32, "max_tokens": 248, "optimizer": optimizer(learning_rate=5e-3)},
+    "pretrain": {"steps": 500, "batch_size": 32, "max_tokens": 264, "optimizer": optimizer()},
+    "rag": {"steps": 1500, "batch_size": 32, "max_tokens": 264, "optimizer": optimizer(learning_rate=5e-3)},
     "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

@@ -64,6 +64,7 @@ class CountriesData(Checked):
   n_countries: Annotated[int, Range(2, 200)] = 12
   retriever: str = "bm25"
   top_k: Count = 5
+  further: Natural = 9  # questions about the documents after the first one of a conversation of training
   seed: Seed = 0
 
 
@@ -257,7 +258,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    return Countries(section.n_countries, section.retriever, section.top_k, section.seed)
+    names = "n_countries", "retriever", "top_k", "further", "seed"
+    return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")
   task = load_task(section.data_set, section.path, split=section.split)

@@ -25,7 +25,6 @@ from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
-FURTHER = 9  # questions after the first one of a conversation of training
 WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 
@@ -151,6 +150,7 @@ class Countries:
   n_countries: int = 12
   retriever: str = "bm25"
   top_k: int = 5
+  further: int = 9  # questions after the first one of a conversation of training
   seed: int = 0
 
   def __post_init__(self):
@@ -243,7 +243,7 @@ class Countries:
       about = [*others, *([gold] if known else [])]
       turns = [
         {"role": role, "content": content}
-        for place in rng.choice(about, FURTHER)
+        for place in rng.choice(about, self.further)
         for role, content in (("user", world.ask(place, rng)), ("assistant", world.value(place)))
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})

@@ -17,7 +17,9 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import export_safetensors
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.tasks.countries import UNKNOWN, Countries
+from selfrag_jax.tasks.countries import RELATIONS, UNKNOWN, Countries
+from selfrag_jax.tasks.facts import FIRST, LAST
+from selfrag_jax.text.chat import COMPACT, render_conversation
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.train.load import load_model
 
@@ -61,14 +63,30 @@ def test_conditions_differ_in_the_documents_alone():
 
 @pytest.mark.parametrize("shown", ["none", "shuffled"])
 def test_the_controls_train_on_other_documents(shown):
-  experiments = [made(**{"rag.documents": name}) for name in ("retrieved", shown)]
+  experiments = [made(**{"rag.documents": name, "rag.max_tokens": 320}) for name in ("retrieved", shown)]
   plain, control = (experiment.phase("rag", None).batch(0) for experiment in experiments)
   assert (plain["tokens"] != control["tokens"]).any()
   start = experiments[0].tokenizer.special["[RETRIEVAL_START]"]
   assert (plain["tokens"] == start).sum() == sum(row.max() for row in plain["segment_ids"])  # one a conversation
   if shown == "none":
     assert not (control["tokens"] == start).any()
-    assert (control["segment_ids"] > 0).sum() < 0.75 * (plain["segment_ids"] > 0).sum()
+    assert control["segment_ids"].max() > plain["segment_ids"].max()  # shorter: more fit into a row
+
+
+def test_the_longest_conversation_of_a_training_fits_into_a_row():
+  """One that does not would stop a training at any of its steps."""
+  experiment = build(get_config("hybrid").to_dict())
+  length = lambda text: len(experiment.tokenizer.encode(text))
+  wordings = RELATIONS.values()
+  name = f"{FIRST[0]} {LAST[0]}"
+  statement = max((text.format(c=name, v=name) for wording in wordings for text in wording.statements), key=length)
+  question = max((text.format(c=name) for wording in wordings for text in wording.questions), key=length)
+  messages = [{"role": "retrieval", "documents": [{"title": name, "content": statement}] * experiment.reading.top_k}]
+  for answer in [UNKNOWN, *[name] * experiment.reading.further]:
+    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+  ids, _ = render_conversation(experiment.tokenizer, {"messages": messages}, COMPACT)
+  assert max(length(word) for word in (*FIRST, *LAST)) == 1
+  assert len(ids) <= min(experiment.pretrain.max_tokens, experiment.rag.max_tokens)
 
 
 def test_the_first_phase_reads_all_and_the_second_answers_alone():

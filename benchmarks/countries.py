@@ -1,0 +1,70 @@
+"""Where a run of configs/rag.py errs about countries: beside documents that state the same of another one, or not.
+
+  python benchmarks/countries.py [--workdir=runs/rag_hybrid]
+
+WORKDIR is a finished `launch/train.py` run. 1,024 questions of the test split, greedy answers beside the documents that
+were found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
+stands in it. A model that tells relations apart but not countries is wrong beside half of the rivals.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+WORKDIR = flags.DEFINE_string("workdir", "runs/rag_hybrid", "The finished run.")
+QUESTIONS = 1024
+
+
+def main(_) -> None:
+  """Answer the questions and print the share of mistakes by the kind of the other documents."""
+  from selfrag_jax.experiments.chat_model import ChatModel
+  from selfrag_jax.mesh import configure_xla
+  from selfrag_jax.metrics.statistics import wilson_interval
+  from selfrag_jax.tasks.countries import Countries
+  from selfrag_jax.text.chat import COMPACT
+  from selfrag_jax.train.load import load_model
+
+  logging.set_verbosity(logging.WARNING)
+  configure_xla()
+  countries = Countries()
+  task = countries.questions("test", QUESTIONS, "retrieved")
+  model = ChatModel(load_model(WORKDIR.value, "rag", tokenizer=countries.tokenizer), "the model", COMPACT, 32)
+  rows = list(task)
+  said = model.answer([row["messages"] for row in rows], max_new_tokens=8, batch_size=64)
+  wrong: dict[str, list[bool]] = {}
+  for row, answer in zip(rows, said, strict=True):
+    wrong.setdefault(kind(row), []).append(not task.evaluate(row, answer.text))
+  print(f"{'the other documents':34}{'n':>6}{'wrong':>8}  95 % interval")
+  for name, mistakes in sorted(wrong.items()):
+    low, high = wilson_interval(sum(mistakes), len(mistakes))
+    print(f"{name:34}{len(mistakes):6}{sum(mistakes) / len(mistakes):8.3f}  [{low:.3f}, {high:.3f}]")
+
+
+def kind(row: dict[str, Any]) -> str:
+  """Return what the documents beside the one that answers have in common with it."""
+  documents = row["messages"][0]["documents"]
+  found = [document for document in documents if document["content"] == row["gold"]]
+  if not found:
+    return "the right one was not found"
+  [gold], name = found, set(found[0]["title"].split())
+  rivals = [document for document in documents if document is not gold and relation(document) == relation(gold)]
+  if not rivals:
+    return "no rival"
+  return "a rival with a word" if any(name & set(re.findall(r"\w+", d["content"])) for d in rivals) else "a rival"
+
+
+def relation(document: dict[str, Any]) -> str:
+  """Return the relation that a document of the test split states, by its only wording."""
+  from selfrag_jax.tasks.countries import RELATIONS
+
+  told = {name: wording.statements[-1].format(c=".+", v=".+") for name, wording in RELATIONS.items()}
+  return next(name for name, wording in told.items() if re.fullmatch(wording, document["content"]))
+
+
+if __name__ == "__main__":
+  app.run(main)
