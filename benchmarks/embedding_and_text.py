@@ -1,10 +1,11 @@
 """Language models as encoders and as language models: nDCG@10 on judged collections, and the perplexity of a text.
 
-  python benchmarks/embedding_and_text.py --data=FOLDER --data=OTHER --text=FILE [--model=runs/.../encoder ...]
+  python benchmarks/embedding_and_text.py --data=FOLDER --data=OTHER --train=FOLDER --text=FILE [--model=FOLDER ...]
 
 Every model ranks the passages of each collection, a folder in the layout of BEIR, for all of its questions, and
 predicts the text in windows of 1,024 tokens that do not overlap. The token bag ranks too. The first model, an untrained
-one, is what the others are compared with, by paired 95 % intervals.
+one, is what the others are compared with, by paired 95 % intervals. It is fitted, as they were before their training,
+to the documents and questions with which `configs/encoder.py` trains on the folder `--train`.
 """
 
 import math
@@ -19,14 +20,15 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from selfrag_jax.encoders.language_model import LMEncoder
-from selfrag_jax.experiments.retrieval import score
+from selfrag_jax.experiments.retrieval import JudgedTitles, read_parts, score
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.pretrained import load_pretrained, without_appended
 from selfrag_jax.retrieval.beir import Judged, read_beir
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.train.losses import sequence_log_probs
 
 DATA = flags.DEFINE_multi_string("data", [], "judged collections in the layout of BEIR")
+TRAIN = flags.DEFINE_string("train", None, "the collection of the training", required=True)
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
 FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
@@ -58,11 +60,14 @@ def main(argv: list[str]) -> None:
     found = ranked(DenseRetriever("token-bag"), data)
     print("token bag, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found)))
   before: dict[str, np.ndarray] = {}
+  parts = read_parts(JudgedTitles(path=TRAIN.value))
   vocab_size = load_pretrained(FIRST.value).base_vocab_size  # ids that were appended write nothing
   for source in [FIRST.value, *MODELS.value]:
     encoder = LMEncoder.load(source)
+    if not encoder.constants:
+      encoder.fit([document.text for document in parts["train"].documents])
+      encoder.fit_queries(encoder.tokens(list(parts["train"].queries.values())))
     for name, data in collections.items():
-      encoder = LMEncoder.load(source)  # it is fitted to each collection, unless it brings its constants
       found = ranked(DenseRetriever(encoder=encoder), data)
       said = "{}, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(source, name, found.mean(), *bootstrap_interval(found))
       if name in before:

@@ -29,8 +29,8 @@ def main(_) -> None:
   """Roll out, read the rollouts again, and print the gaps."""
   from selfrag_jax.experiments.refrag import build
   from selfrag_jax.mesh import configure_xla
+  from selfrag_jax.model.likelihood import sequence_log_probs
   from selfrag_jax.model.lm import init_params
-  from selfrag_jax.train.losses import sequence_log_probs
 
   logging.set_verbosity(logging.WARNING)
   configure_xla()

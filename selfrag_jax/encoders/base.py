@@ -66,6 +66,11 @@ class Encoder(abc.ABC):
     return None
 
   @property
+  def for_queries(self) -> "Encoder":
+    """The encoder of queries to the documents that this one embeds: itself, unless queries are embedded otherwise."""
+    return self
+
+  @property
   def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
     """A function that counts the tokens of whole texts; None for an encoder without a tokenizer."""
     return None
@@ -125,6 +130,13 @@ class TokenEncoder(Encoder):
 
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute `constants` from the token ids of a corpus."""
+
+  def fit_queries(self, rows: Sequence[Sequence[int]]) -> None:
+    """Compute the `constants` of queries from the token ids of some, after those of a corpus."""
+
+  def query_params(self, params: Any) -> Any:
+    """Return the parameters with which `apply` embeds queries; a pure function."""
+    return params
 
 
 class TextEncoder(TokenEncoder):

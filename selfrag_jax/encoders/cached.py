@@ -59,6 +59,10 @@ class CachedEncoder(Encoder):
     return self._encoder.fingerprint
 
   @property
+  def for_queries(self) -> Encoder:
+    return self._encoder.for_queries
+
+  @property
   def count_tokens(self) -> Callable[[Sequence[str]], list[int]] | None:
     return self._encoder.count_tokens
 

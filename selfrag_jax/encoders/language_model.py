@@ -1,9 +1,10 @@
-"""The encoder that uses a language model's mean hidden state, standardised."""
+"""The encoder that uses a language model's mean hidden states, standardised."""
 
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.likelihood import CHUNK, log_probs_of_states
+from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
@@ -24,22 +26,50 @@ from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 CONSTANTS = "encoder.npz"
+FITTED = ("mean", "scale", "query_mean")
 SAMPLE = 256  # texts of a corpus from which `fit` computes mean and scale
+HEAD_TOKENS = 4096  # tokens whose logits exist at once
+
+
+class Reading(NamedTuple):
+  """What a language model makes of rows of tokens: a vector [B, 2 D] of each, and log p of each token [B, T]."""
+
+  vectors: Array
+  log_probs: Array
+
+
+def read(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Reading:
+  """Read right-padded rows; an empty row has the vector 0.
+
+  A vector holds the mean state behind the first block, which still knows the word, and that behind the last, which
+  knows its context. A token counts as much as it surprises the model, by -log p: names count, and words that are
+  everywhere do not. The first token of a longer row, to whose state all others attend for want of a better, does not.
+  """
+  mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
+  tokens, segment_ids = jnp.where(mask, tokens_BxT, 0), mask.astype(jnp.int32)
+  states = hidden_states(config, params, tokens, mask)
+  chunk = max(HEAD_TOKENS // len(tokens), 1)
+  log_probs = log_probs_of_states(config, params, states, tokens, segment_ids, chunk=min(chunk, CHUNK))
+  surprise = jax.lax.stop_gradient(-log_probs).at[:, 0].set(jnp.asarray(lengths_B) == 1)
+  weights = surprise / jnp.maximum(surprise.sum(axis=1, keepdims=True), 1e-9)
+  words: Any = LM(config, unrolled=True).apply(unstack(config, params), tokens, segment_ids, method="first_block")
+  vectors = jnp.concatenate([mean_pool(words, weights), mean_pool(states, weights)], axis=1)
+  return Reading(vectors, log_probs)
 
 
 @partial(jax.jit, static_argnames="config")
 def pooled(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-  """Return the mean hidden states of right-padded rows, [B, D]; zeros for an empty row."""
-  mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
-  return mean_pool(hidden_states(config, params, tokens_BxT, mask), mask)
+  """Return the vectors of `read`."""
+  return read(config, params, tokens_BxT, lengths_B).vectors
 
 
 class LMEncoder(TextEncoder):
-  """An encoder that embeds a text as a language model's mean hidden state, standardised and scaled to norm 1.
+  """An encoder that embeds a text as a language model's mean hidden states, standardised and scaled to norm 1.
 
   Untrained states share a few huge dimensions: `fit` gives each dimension mean 0 and variance 1 over some texts, and a
-  retriever keeps the resulting `constants`. `params` holds the constants beside the model's parameters, so that
-  training goes on from them.
+  retriever keeps the resulting `constants`. Questions are written otherwise than passages, and their states have
+  another mean: after `fit_queries`, queries have their own. `params` holds the constants beside the model's parameters,
+  so that training goes on from them.
   """
 
   def __init__(
@@ -55,7 +85,8 @@ class LMEncoder(TextEncoder):
     """Make an encoder of texts up to `max_tokens`; `save` keeps the other two, see `Pretrained`, with the model."""
     self.config, self.tokenizer, self.max_tokens, self._fitted = config, tokenizer, max_tokens, False
     self._kept = {"vocab_size": base_vocab_size, "context_tokens": context_tokens}
-    self.params = {"model": params, "mean": np.zeros(self.width, np.float32), "scale": np.ones(self.width, np.float32)}
+    zeros = np.zeros(self.width, np.float32)
+    self.params = {"model": params, "mean": zeros, "scale": zeros + 1, "query_mean": zeros}
 
   @classmethod
   def load(cls, source: str | os.PathLike, dtype: str = "auto", max_tokens: int = 256) -> "LMEncoder":
@@ -68,21 +99,24 @@ class LMEncoder(TextEncoder):
       raise ValueError(f"{source} comes without a tokenizer; an encoder of texts needs one")
     kept = {"base_vocab_size": found.base_vocab_size, "context_tokens": found.context_tokens}
     encoder = cls(found.config, found.params, found.tokenizer, max_tokens, **kept)
-    constants = Path(source) / CONSTANTS
-    if constants.exists():
-      encoder.constants = _read_constants(constants, encoder.width)
+    if constants := fitted_constants(source, found.config):
+      encoder.constants = constants
     return encoder
 
   @property
+  def width(self) -> int:
+    return 2 * self.config.d_model
+
+  @property
   def constants(self) -> dict[str, np.ndarray]:
-    """The mean and scale of the states, f32 [D] each; empty before `fit`."""
+    """The mean and scale of the states, and the mean of those of queries, f32 [2 D] each; empty before `fit`."""
     if not self._fitted:
       return {}
-    return {name: np.asarray(self.params[name]) for name in ("mean", "scale")}
+    return {name: np.asarray(self.params[name]) for name in FITTED}
 
   @constants.setter
   def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
-    self.params = {**self.params, "mean": arrays["mean"], "scale": arrays["scale"]}
+    self.params = {**self.params, **_checked(arrays, self.width)}
     self._fitted = True
 
   def fit(self, texts: Sequence[str]) -> None:
@@ -90,15 +124,32 @@ class LMEncoder(TextEncoder):
     self.fit_tokens(self.tokens(texts[:SAMPLE]))
 
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-    """Compute mean and scale over all `rows`."""
-    read = lambda *batch: fetch(pooled(self.config, self.params["model"], *batch))
-    states = embed_by_length(rows, read, self.width, self._rounded)
+    """Compute mean and scale over all `rows`; queries have the same mean until `fit_queries`."""
+    states = self._states(rows)
     spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
-    self.constants = {"mean": states.mean(axis=0), "scale": 1 / spread}
+    mean = states.mean(axis=0)
+    self.constants = {"mean": mean, "scale": 1 / spread, "query_mean": mean}
+
+  def fit_queries(self, rows: Sequence[Sequence[int]]) -> None:
+    """Compute the mean of queries over all `rows`. Raises ValueError before `fit`, which would set it again."""
+    if not self._fitted:
+      raise ValueError("fit the encoder to documents first: queries are standardised by their scale")
+    self.constants = {**self.constants, "query_mean": self._states(rows).mean(axis=0)}
+
+  def _states(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    embed = lambda *batch: fetch(pooled(self.config, self.params["model"], *batch))
+    return embed_by_length(rows, embed, self.width, self._rounded)
+
+  def query_params(self, params: Params) -> Params:
+    return {**params, "mean": params["query_mean"]}
+
+  @property
+  def for_queries(self) -> Self:
+    return self.with_params(self.query_params(self.params))
 
   def init(self, key: PRNGKey) -> Params:
-    ones = jnp.ones(self.width)
-    return {"model": init_params(self.config, key), "mean": jnp.zeros_like(ones), "scale": ones}
+    zeros = jnp.zeros(self.width)
+    return {"model": init_params(self.config, key), "mean": zeros, "scale": zeros + 1, "query_mean": zeros}
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of texts, cut to `max_tokens`."""
@@ -110,9 +161,9 @@ class LMEncoder(TextEncoder):
   def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
     return self.standardised(params, pooled(self.config, params["model"], tokens_BxT, lengths_B), lengths_B)
 
-  def standardised(self, params: Params, states_BxD: Array, lengths_B: ArrayLike) -> Array:
-    """Turn the mean hidden states of rows into their unit vectors, f32 [B, D]."""
-    standard = (states_BxD - params["mean"][None]) * params["scale"][None]
+  def standardised(self, params: Params, vectors_BxD: Array, lengths_B: ArrayLike) -> Array:
+    """Turn the vectors of `read` into unit vectors, f32 [B, 2 D]."""
+    standard = (vectors_BxD - params["mean"][None]) * params["scale"][None]
     return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
 
   def check_folder(self, folder: str | os.PathLike) -> None:
@@ -120,25 +171,37 @@ class LMEncoder(TextEncoder):
     check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
-    """Write the model in the format of transformers, and mean and scale beside it.
+    """Write the model in the format of transformers, and the constants beside it.
 
     Raises ValueError for a tokenizer without a format in transformers.
     """
     if not isinstance(self.tokenizer, BPETokenizer):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
-    others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in ("mean", "scale")})}
+    others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in FITTED})}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others, **self._kept)
 
 
-def _read_constants(path: Path, width: int) -> dict[str, np.ndarray]:
-  """Read mean and scale, f32 [D] each. Raises ValueError, naming the file, for a file that does not hold them."""
+def fitted_constants(source: str | os.PathLike, config: ModelConfig) -> dict[str, np.ndarray]:
+  """Read the constants beside a model; none, if it was not saved as an encoder.
+
+  Raises ValueError, naming the file, for a file that does not hold them.
+  """
+  path = Path(source) / CONSTANTS
+  if not path.exists():
+    return {}
   refuse_pointer(path)
   try:
-    arrays = read_npz(path)
-    found = {name: arrays[name] for name in ("mean", "scale")}
-  except (KeyError, ValueError, OSError) as error:
+    return _checked(read_npz(path), 2 * config.d_model)
+  except (ValueError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}); save the encoder again") from None
-  for name, values in found.items():
+
+
+def _checked(arrays: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
+  """Return the constants among some arrays. Raises ValueError if they are not all there."""
+  if missing := ", ".join(name for name in FITTED if name not in arrays):
+    raise ValueError(f"no {missing}: a version before 2026-11-26 wrote it, whose vectors were others")
+  for name in FITTED:
+    values = np.asarray(arrays[name])
     if values.shape != (width,) or values.dtype != np.float32 or not np.isfinite(values).all():
-      raise ValueError(f"{path}: {name} is {values.dtype} {values.shape}; {width} finite float32 numbers are expected")
-  return found
+      raise ValueError(f"{name} is {values.dtype} {values.shape}; {width} finite float32 numbers are expected")
+  return {name: arrays[name] for name in FITTED}

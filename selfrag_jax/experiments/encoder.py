@@ -29,7 +29,9 @@ class Experiment(ranking.RankingExperiment):
       section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
     )
     # a language model's states are standardised before the training
-    self.encoder.fit([document.text for document in self.data["train"].documents])
+    train = self.data["train"]
+    self.encoder.fit([document.text for document in train.documents])
+    self.encoder.fit_queries(self.encoder.tokens(list(train.queries.values())))
 
   def phase(self) -> EncoderPhase:
     task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])

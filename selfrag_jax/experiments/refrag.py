@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
 from selfrag_jax.checked import Checked, Count, Range, Seed, Share
+from selfrag_jax.encoders.language_model import fitted_constants
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.rollout_examples import write_examples
 from selfrag_jax.generate.host_rollout import HostRetrieve
@@ -167,7 +168,10 @@ def build(config: Mapping[str, Any]) -> Experiment:
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
   model = base.make_model({**fields, **config["model"]}, mesh)
   params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
-  runner = RolloutRunner(task, model, settings(MemoryConfig, config["memory"], "memory"), mesh, encoder_params=params)
+  memory, constants = settings(MemoryConfig, config["memory"], "memory"), None
+  if pretrained is not None and memory.encoder == "lm":
+    constants = fitted_constants(config["init"], model)
+  runner = RolloutRunner(task, model, memory, mesh, encoder_params=params, constants=constants)
   experiment = Experiment(config, mesh, params, task, model, runner, **sections)
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     sft = experiment.sft_phase("sft", experiment.sft)

@@ -100,13 +100,10 @@ def _similarities(runner: RolloutRunner, query: Any, corpus: Any, slots: list[in
   """Return the cosines of a query and the keys of documents, by the rollout's own encoder."""
   if not slots or not query:
     return [0.0] * len(slots)
-  width = max(len(query), int(corpus.key_lengths[slots].max()))
-  tokens = np.zeros((1 + len(slots), width), np.int32)
-  tokens[0, : len(query)] = query
-  keys = corpus.keys[slots, :width]
-  tokens[1:, : keys.shape[1]] = keys
-  lengths = np.array([len(query), *corpus.key_lengths[slots]], np.int32)
-  rows = np.asarray(runner.encoder.apply(runner.encoder.params, tokens, lengths), np.float64)
+  encoder = runner.encoder
+  asked = encoder.apply(encoder.query_params(encoder.params), np.array([query], np.int32), np.array([len(query)]))
+  found = encoder.apply(encoder.params, corpus.keys[slots], corpus.key_lengths[slots])
+  rows = np.concatenate([asked, found]).astype(np.float64)
   rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
   return (rows[1:] @ rows[0]).tolist()
 

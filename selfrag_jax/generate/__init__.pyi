@@ -6,6 +6,5 @@ from .rollout import RolloutConfig as RolloutConfig
 from .rollout import control_tokens as control_tokens
 from .sampling import SamplingConfig as SamplingConfig
 from .sampling import sample as sample
-from .sampling import token_log_probs as token_log_probs
 from .transcript import Transcript as Transcript
 from .transcript import read_transcripts as read_transcripts

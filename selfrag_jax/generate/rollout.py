@@ -18,10 +18,11 @@ import numpy as np
 from flax import struct
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
-from selfrag_jax.generate.sampling import SamplingConfig, sample, token_log_probs
+from selfrag_jax.generate.sampling import SamplingConfig, sample
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.cache import Cache, init_cache
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import token_log_probs
 from selfrag_jax.model.lm import LM
 from selfrag_jax.ragged import last_entries, length_mask
 from selfrag_jax.text.special import MAX_DOCUMENTS

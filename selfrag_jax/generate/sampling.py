@@ -2,8 +2,6 @@
 
 import dataclasses
 import operator
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,40 +34,6 @@ class SamplingConfig:
 
 
 GREEDY = SamplingConfig(temperature=0)
-
-
-def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
-  """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
-
-  Rollout and update share this function, so that their probability ratio starts at 1. Greedy decoding reports the
-  probabilities of temperature 1. The gradient, 1[token] - p with the exponentials of the forward pass, is written by
-  hand: automatic differentiation would pass over [..., V] three times more.
-  """
-  log_probs: Any = _token_log_probs(logits, tokens, temperature)
-  return log_probs
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _token_log_probs(logits: Array, tokens: Array, temperature: float) -> Array:
-  return _log_probs(logits, tokens, temperature)[0]
-
-
-def _log_probs(logits: Array, tokens: Array, temperature: float) -> tuple[Array, tuple[Array, Array, Array]]:
-  scaled = logits / (temperature or 1.0)
-  largest = jnp.max(scaled, axis=-1, keepdims=True)
-  exponentials = jnp.exp(scaled - largest)
-  total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  chosen = jnp.take_along_axis(scaled, tokens[..., None], axis=-1)
-  return (chosen - largest - jnp.log(total))[..., 0], (exponentials, total, tokens)
-
-
-def _log_probs_gradient(temperature: float, saved: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, None]:
-  exponentials, total, tokens = saved
-  is_token = jax.lax.broadcasted_iota(tokens.dtype, exponentials.shape, exponentials.ndim - 1) == tokens[..., None]
-  return (is_token - exponentials / total) * (gradient / (temperature or 1.0))[..., None], None
-
-
-_token_log_probs.defvjp(_log_probs, _log_probs_gradient)
 
 
 def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:

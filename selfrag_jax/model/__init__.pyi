@@ -4,6 +4,7 @@ from .config import LayerSpec as LayerSpec
 from .config import ModelConfig as ModelConfig
 from .config import count_params as count_params
 from .config import flops_per_token as flops_per_token
+from .likelihood import token_log_probs as token_log_probs
 from .lm import LM as LM
 from .lm import init_params as init_params
 from .lm import stack as stack

@@ -1,4 +1,4 @@
-"""The likelihood of the last tokens of a text, for rerankers and evaluations."""
+"""The likelihood of tokens: of given logits, of all tokens of a row, and of the last ones of a text."""
 
 from functools import partial
 from typing import Any
@@ -11,6 +11,100 @@ from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.typing import Array, ArrayLike, Params
+
+CHUNK = 256  # tokens of a row whose logits exist at once
+
+
+def token_log_probs(logits: Array, tokens: Array, temperature: float = 1.0) -> Array:
+  """Return log p(token) in at least float32: logits [..., V], tokens int [...] -> [...].
+
+  Rollout and update share this function, so that their probability ratio starts at 1. Greedy decoding reports the
+  probabilities of temperature 1. The gradient, 1[token] - p with the exponentials of the forward pass, is written by
+  hand: automatic differentiation would pass over [..., V] three times more.
+  """
+  log_probs: Any = _token_log_probs(logits, tokens, temperature)
+  return log_probs
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _token_log_probs(logits: Array, tokens: Array, temperature: float) -> Array:
+  return _log_probs(logits, tokens, temperature)[0]
+
+
+def _log_probs(logits: Array, tokens: Array, temperature: float) -> tuple[Array, tuple[Array, Array, Array]]:
+  scaled = logits / (temperature or 1.0)
+  largest = jnp.max(scaled, axis=-1, keepdims=True)
+  exponentials = jnp.exp(scaled - largest)
+  total = jnp.sum(exponentials, axis=-1, keepdims=True)
+  chosen = jnp.take_along_axis(scaled, tokens[..., None], axis=-1)
+  return (chosen - largest - jnp.log(total))[..., 0], (exponentials, total, tokens)
+
+
+def _log_probs_gradient(temperature: float, saved: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, None]:
+  exponentials, total, tokens = saved
+  is_token = jax.lax.broadcasted_iota(tokens.dtype, exponentials.shape, exponentials.ndim - 1) == tokens[..., None]
+  return (is_token - exponentials / total) * (gradient / (temperature or 1.0))[..., None], None
+
+
+_token_log_probs.defvjp(_log_probs, _log_probs_gradient)
+
+
+def sequence_log_probs(
+  config: ModelConfig,
+  params: Params,
+  tokens_BxT: Array,
+  segment_ids_BxT: Array,
+  *,
+  temperature: float = 1.0,
+  chunk: int = CHUNK,
+) -> Array:
+  """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 for the first of a segment.
+
+  The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: with a vocabulary of 49,152 all
+  logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
+  Padding has log-probability 0.
+  """
+  hidden: Any = LM(config).apply(params, tokens_BxT, segment_ids_BxT)
+  return log_probs_of_states(config, params, hidden, tokens_BxT, segment_ids_BxT, temperature=temperature, chunk=chunk)
+
+
+def log_probs_of_states(
+  config: ModelConfig,
+  params: Params,
+  hidden: Array,
+  tokens_BxT: Array,
+  segment_ids_BxT: Array,
+  *,
+  temperature: float = 1.0,
+  chunk: int = CHUNK,
+) -> Array:
+  """Return what `sequence_log_probs` does, from the hidden states [B, T, D] of the tokens."""
+  lm = LM(config)
+  time = tokens_BxT.shape[1]
+  chunk = min(chunk, time)
+  padding = -time % chunk
+  targets = jnp.pad(tokens_BxT[:, 1:], ((0, 0), (0, 1 + padding)))
+  hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
+  by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+  def chunk_log_probs(hidden: Array, targets: Array) -> Array:
+    logits: Any = lm.apply(params, hidden, method="logits")
+    return token_log_probs(logits, targets, temperature)
+
+  if chunk == time:
+    log_probs = chunk_log_probs(hidden, targets)
+  else:
+    again = jax.checkpoint(chunk_log_probs)
+    _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
+    log_probs = jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)
+  shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
+  return jnp.where(follows(segment_ids_BxT), shifted, 0)
+
+
+def follows(segment_ids_BxT: Array) -> Array:
+  """Tell of each token [B, T] whether one of its segment stands before it; padding has none."""
+  before = jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return (segment_ids_BxT == before) & (segment_ids_BxT != 0)
 
 
 @partial(jax.jit, static_argnames=("config", "most"))

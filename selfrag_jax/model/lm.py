@@ -126,6 +126,11 @@ class LM(nn.Module):
         x, _ = segment(x, positions_BxT, segment_ids_BxT)
     return self.final_norm(x)
 
+  def first_block(self, tokens_BxT: Array, segment_ids_BxT: Array) -> Array:
+    """Return what the states [B, T, D] would be without the blocks after the first; needs `unrolled` parameters."""
+    positions = segment_positions(segment_ids_BxT)
+    return self.final_norm(self.layers[0](self._embed_tokens(tokens_BxT), positions, segment_ids_BxT))
+
   def logits(self, hidden: Array) -> Array:
     """Return the logits [..., V] in at least float32, with V padded; padding ids get the lowest finite number."""
     c = self.config

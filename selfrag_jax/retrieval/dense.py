@@ -85,7 +85,7 @@ class DenseRetriever(BaseRetriever):
     """The encoder of the queries: `query_model`, loaded at first need, or else the encoder of the documents."""
     if self._asking is None and "query_model" in self.settings:
       self._asking = load_encoder(self.settings["query_model"])
-    return self._asking or self.encoder
+    return self._asking or self.encoder.for_queries
 
   @query_encoder.setter
   def query_encoder(self, encoder: Encoder) -> None:

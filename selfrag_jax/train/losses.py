@@ -7,68 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
+from selfrag_jax.model.likelihood import CHUNK, follows, sequence_log_probs, token_log_probs
 from selfrag_jax.model.lm import LM
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
 
 Advantage = Literal["mean", "grpo", "rloo", "reinforce"]
-CHUNK = 256  # tokens of a row whose logits exist at once
 FEWEST = 64  # masked tokens of a long row, if there are no more
-
-
-def sequence_log_probs(
-  config: ModelConfig,
-  params: Params,
-  tokens_BxT: Array,
-  segment_ids_BxT: Array,
-  *,
-  temperature: float = 1.0,
-  chunk: int = CHUNK,
-) -> Array:
-  """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 for the first of a segment.
-
-  The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: with a vocabulary of 49,152 all
-  logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
-  Padding has log-probability 0.
-  """
-  hidden: Any = LM(config).apply(params, tokens_BxT, segment_ids_BxT)
-  return log_probs_of_states(config, params, hidden, tokens_BxT, segment_ids_BxT, temperature=temperature, chunk=chunk)
-
-
-def log_probs_of_states(
-  config: ModelConfig,
-  params: Params,
-  hidden: Array,
-  tokens_BxT: Array,
-  segment_ids_BxT: Array,
-  *,
-  temperature: float = 1.0,
-  chunk: int = CHUNK,
-) -> Array:
-  """Return what `sequence_log_probs` does, from the hidden states [B, T, D] of the tokens."""
-  lm = LM(config)
-  time = tokens_BxT.shape[1]
-  chunk = min(chunk, time)
-  padding = -time % chunk
-  targets = jnp.pad(tokens_BxT[:, 1:], ((0, 0), (0, 1 + padding)))
-  hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
-  by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
-
-  def chunk_log_probs(hidden: Array, targets: Array) -> Array:
-    logits: Any = lm.apply(params, hidden, method="logits")
-    return token_log_probs(logits, targets, temperature)
-
-  if chunk == time:
-    log_probs = chunk_log_probs(hidden, targets)
-  else:
-    again = jax.checkpoint(chunk_log_probs)
-    _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
-    log_probs = jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)
-  shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
-  return jnp.where(_follows(segment_ids_BxT), shifted, 0)
 
 
 def masked_lm_loss(config: ModelConfig, params: Params, batch: dict[str, Array]) -> LossSums:
@@ -91,7 +38,7 @@ def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segmen
   """
   lm, time = LM(config), tokens.shape[1]
   hidden: Any = lm.apply(params, tokens, segment_ids)
-  asked = mask & _follows(segment_ids)
+  asked = mask & follows(segment_ids)
   order = jnp.argsort(~asked, axis=1, stable=True)
   asked = jnp.take_along_axis(asked, order, axis=1)
   widths = [FEWEST << i for i in range((time - 1).bit_length()) if FEWEST << i < time]
@@ -112,12 +59,6 @@ def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segmen
 
   enough = jnp.searchsorted(jnp.asarray(widths), asked.sum(axis=1).max())
   return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])
-
-
-def _follows(segment_ids_BxT: Array) -> Array:
-  """Tell of each token [B, T] whether one of its segment stands before it; padding has none."""
-  before = jnp.pad(segment_ids_BxT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-  return (segment_ids_BxT == before) & (segment_ids_BxT != 0)
 
 
 def info_nce(

@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, input_logits
 from selfrag_jax.generate.rollout import RetrievedDocuments, gather_documents
-from selfrag_jax.generate.sampling import token_log_probs
 from selfrag_jax.memory.state import MemoryState, delete, init_memory, write
 from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import token_log_probs
 from selfrag_jax.model.lm import LM
 from selfrag_jax.ragged import kept_first
 from selfrag_jax.self_rag import SelfRAGConfig

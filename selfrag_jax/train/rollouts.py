@@ -1,6 +1,7 @@
 """Rollouts of a search task with their scores, for reinforcement learning and for evaluation."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -38,6 +39,7 @@ from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
 EMBED_BATCH = 256  # keys embedded at once
+SAMPLE = 64  # questions of the training to which a language model is fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,19 @@ class RolloutRunner:
   """Runs a policy over the questions of a task; holds the encoder and the memory of a shared corpus.
 
   The encoder is a bag of tokens, or the language model with `encoder_params`, which stay fixed while the policy learns.
+  Unless it brings its constants, it is fitted to passages and questions of the training.
 
   Compiles once for each (number of rows, rollout bounds, retriever).
   """
 
   def __init__(
-    self, task: SearchTask, model: ModelConfig, memory: MemoryConfig, mesh: Mesh, encoder_params: Params | None = None
+    self,
+    task: SearchTask,
+    model: ModelConfig,
+    memory: MemoryConfig,
+    mesh: Mesh,
+    encoder_params: Params | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
   ):
     if memory.encoder == "lm" and encoder_params is None:
       raise ValueError("memory.encoder is lm, but a model from scratch embeds nothing yet: set init, or use token_bag")
@@ -93,6 +102,8 @@ class RolloutRunner:
     end = task.template.end_of_turn.name
     self.control: ControlTokens = control_tokens(task.tokenizer, task.notice, end)
     self.encoder = self._make_encoder(encoder_params)
+    if constants:
+      self.encoder.constants = constants
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._unstack = jax.jit(lambda params: unstack(model, params))
@@ -179,8 +190,13 @@ class RolloutRunner:
 
   def _fit_encoder(self) -> None:
     # always to the same documents: the encoder of a resumed run must not depend on the corpus that comes first
+    rows = lambda tokens, lengths: [row[:n] for row, n in zip(tokens, lengths, strict=True)]
     corpus = self.task.batch("train", [0]).corpus
-    self.encoder.fit_tokens([key[:n] for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)])
+    self.encoder.fit_tokens(rows(corpus.keys, corpus.key_lengths))
+    if isinstance(self.encoder, LMEncoder):
+      size = self.task.size("train")
+      asked = self.task.batch("train", range(SAMPLE if size is None else min(size, SAMPLE)))
+      self.encoder.fit_queries(rows(asked.questions, asked.question_lengths))
 
   def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
     """Pad the corpus to a multiple of the mesh's shards; return it and a mask of its real rows, bool [C]."""
@@ -209,7 +225,7 @@ class RolloutRunner:
     retrieve = make_retrieve(
       kind,
       memory,
-      partial(self.encoder.apply, encoder_params),
+      partial(self.encoder.apply, self.encoder.query_params(encoder_params)),
       config.documents_per_hop,
       group_ids=group_ids,
       gold_BxG=gold,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.language_model import LMEncoder, pooled
 from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.memory.topk_numpy import search_numpy
@@ -36,11 +36,11 @@ def params():
   return nn.unbox(init_params(MODEL, jax.random.key(0)))
 
 
-def test_embeddings_are_standardised_means_of_real_tokens(params):
+def test_embeddings_are_standardised_by_those_of_the_keys(params):
   encoder = LMEncoder(MODEL, params, TASK.tokenizer)
   encoder.fit_tokens([key[:n] for key, n in zip(KEYS, LENGTHS, strict=True)])
   embedded = encoder.apply(encoder.params, KEYS, LENGTHS)
-  states = np.asarray(jax.jit(LM(MODEL).apply)(params, KEYS)).mean(axis=1)
+  states = np.asarray(pooled(MODEL, params, KEYS, LENGTHS))
   constants = encoder.constants
   standard = (states - constants["mean"]) * constants["scale"]
   np.testing.assert_allclose(standard.mean(axis=0), 0, atol=1e-5)
@@ -62,9 +62,10 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
   untied = dataclasses.replace(MODEL, tie_embeddings=False)
   runner = RolloutRunner(TASK, untied, MemoryConfig(encoder="lm"), mesh, encoder_params=pushed)
   memory = runner.memory(asked.corpus)
-  assert memory.embeddings.shape == (8 * 16, MODEL.d_model)
-  embed = partial(runner.encoder.apply, runner.encoder.params)
-  found = search_numpy(memory, embed(KEYS, LENGTHS), 1, group_ids=np.full(16, 3))
+  assert memory.embeddings.shape == (8 * 16, 2 * MODEL.d_model)
+  embed = partial(runner.encoder.apply, runner.encoder.query_params(runner.encoder.params))
+  same = runner.encoder.apply(runner.encoder.params, KEYS, LENGTHS)
+  found = search_numpy(memory, same, 1, group_ids=np.full(16, 3))
   np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
   episodes = runner.run(pushed, asked, RolloutConfig(1, 2, 4, 2), jax.random.key(0), kind="memory")

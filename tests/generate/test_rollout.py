@@ -26,6 +26,7 @@ from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import read_transcript, read_transcripts
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.search_task import NOTICE
@@ -33,7 +34,6 @@ from selfrag_jax.tasks.two_hop import vocabulary
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import COMPACT, document_body, render_conversation, render_documents, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer
-from selfrag_jax.train.losses import sequence_log_probs
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from selfrag_jax.generate.sampling import SamplingConfig, sample, token_log_probs
+from selfrag_jax.generate.sampling import SamplingConfig, sample
+from selfrag_jax.model.likelihood import token_log_probs
 
 PROBS = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
 LOGITS = jnp.log(jnp.asarray(PROBS, jnp.float32))[None].repeat(4000, axis=0) + 3.0

@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
-from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.language_model import LMEncoder, pooled
 from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.model.pretrained import load_pretrained
+from selfrag_jax.ragged import pad_rows
 from selfrag_jax.retrieval.base import load
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
@@ -45,18 +46,54 @@ def folder(tmp_path_factory):
   return path
 
 
-def test_vectors_are_pooled_states_and_padding_changes_nothing(folder):
-  encoder = load_encoder(folder)
+def test_vectors_are_states_weighted_by_surprise_and_padding_changes_nothing(folder):
+  encoder, texts = load_encoder(folder), [*TEXTS, "z"]
   assert isinstance(encoder, LMEncoder)
-  found = encoder(TEXTS)
-  np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0, 1, 1], atol=1e-5)
-  model = transformers.LlamaModel.from_pretrained(folder).eval()
-  for text, vector in zip(TEXTS, found, strict=True):
+  found = encoder(texts)
+  assert found.shape == (6, 64)
+  np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0, 1, 1, 1], atol=1e-5)
+  model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+  head = torch.tensor(np.asarray(encoder.params["model"]["params"]["embed"])[: encoder.config.vocab_size])
+  for text, vector in zip(texts, found, strict=True):
     np.testing.assert_allclose(encoder([text])[0], vector, atol=1e-5)
     if text:
+      tokens = torch.tensor(encoder.tokens([text]))
       with torch.inference_mode():
-        mean = model(torch.tensor(encoder.tokens([text]))).last_hidden_state[0].mean(0)
+        out = model(tokens, output_hidden_states=True)
+        logits = out.hidden_states[2][0, :-1] @ head.T  # rows of control tokens were appended
+        surprise = -logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        weights = torch.cat([torch.zeros(1), surprise]) if tokens.shape[1] > 1 else torch.ones(1)
+        states = torch.cat([model.model.norm(out.hidden_states[1]), out.hidden_states[2]], dim=2)[0]
+        mean = weights @ states / weights.sum()
       np.testing.assert_allclose(torch.nn.functional.normalize(mean, dim=0).numpy(), vector, atol=1e-4)
+
+
+def test_queries_have_a_mean_of_their_own(folder, tmp_path):
+  """States of questions share a direction that says nothing about their documents."""
+  encoder = LMEncoder.load(folder)
+  with pytest.raises(ValueError, match="fit the encoder to documents first"):
+    encoder.fit_queries(encoder.tokens(TEXTS[:2]))
+  encoder.fit([document.text for document in DOCUMENTS])
+  questions = [f"where is {text}?" for text in TEXTS if text]
+  np.testing.assert_array_equal(encoder.for_queries(questions), encoder(questions))  # no query has been seen yet
+  encoder.fit_queries(encoder.tokens(questions))
+  raw = load_encoder(folder)  # not fitted: its vectors are the states, scaled to norm 1
+  assert not np.allclose(encoder.for_queries(questions), encoder(questions), atol=1e-2)
+  standard = encoder.constants["scale"] * (pooled_of(raw, questions) - encoder.constants["query_mean"])
+  np.testing.assert_allclose(standard.mean(axis=0), 0, atol=1e-4)
+  expected = standard / np.linalg.norm(standard, axis=1, keepdims=True)
+  np.testing.assert_allclose(encoder.for_queries(questions), expected, atol=1e-4)
+  retriever = DenseRetriever(encoder=encoder, backend="numpy")
+  retriever.add_documents(DOCUMENTS)
+  scores = expected @ encoder([document.text for document in DOCUMENTS]).T
+  assert [retriever.retrieve(q, 1)[0].id for q in questions] == [DOCUMENTS[i].id for i in scores.argmax(axis=1)]
+  encoder.save(tmp_path / "out", encoder.params)
+  np.testing.assert_allclose(load_encoder(tmp_path / "out").for_queries(questions), expected, atol=1e-4)
+
+
+def pooled_of(encoder, texts):
+  tokens, lengths = pad_rows(encoder.tokens(texts), 96)
+  return np.asarray(pooled(encoder.config, encoder.params["model"], tokens, lengths))
 
 
 def test_fitting_gives_each_dimension_the_same_weight_and_is_kept(folder, tmp_path):
@@ -101,6 +138,12 @@ def test_likelihood_is_the_mean_log_probability_of_the_query(folder):
     assert score == pytest.approx(wanted, abs=1e-4)
 
 
+def test_constants_of_other_vectors_are_refused(folder):
+  """Until 2026-11-26 an encoder pooled the last states alone."""
+  with pytest.raises(ValueError, match="no query_mean: a version before 2026-11-26"):
+    load_encoder(folder).constants = {"mean": np.zeros(32, np.float32), "scale": np.ones(32, np.float32)}
+
+
 def test_sync_keeps_what_a_model_was_standardised_by(folder, tmp_path):
   source = tmp_path / "source"
   source.mkdir()
@@ -137,7 +180,9 @@ def test_an_encoder_whose_saving_dies_is_not_loaded_without_its_constants(folder
       LMEncoder.load(tmp_path / target)
 
 
-@pytest.mark.parametrize("arrays", [{}, {"mean": np.zeros(32, np.float32)}, {"mean": 3, "scale": 4}, None])
+@pytest.mark.parametrize(
+  "arrays", [{}, {"mean": np.zeros(64, np.float32)}, {"mean": 3, "scale": 4, "query_mean": 5}, None]
+)
 def test_constants_that_are_none_are_named(folder, tmp_path, arrays):
   copy = shutil.copytree(folder, tmp_path / "copy")
   if arrays is None:

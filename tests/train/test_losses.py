@@ -8,8 +8,9 @@ import optax
 import pytest
 
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.train.losses import advantages, info_nce, masked_lm_loss, policy_loss, sequence_log_probs
+from selfrag_jax.train.losses import advantages, info_nce, masked_lm_loss, policy_loss
 from selfrag_jax.train.state import LossSums, TrainState, make_update
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}

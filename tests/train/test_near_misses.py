@@ -10,9 +10,10 @@ import pytest
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.train.losses import advantages, sequence_log_probs
+from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores

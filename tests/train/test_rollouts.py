@@ -12,12 +12,13 @@ from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.generate.transcript import Transcript
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.rewards import RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
-from selfrag_jax.train.losses import advantages, sequence_log_probs
+from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores, evaluate
 

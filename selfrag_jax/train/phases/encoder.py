@@ -18,12 +18,11 @@ import numpy as np
 
 from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Weight
 from selfrag_jax.encoders.base import TextEncoder
-from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.language_model import LMEncoder, read
 from selfrag_jax.mesh import check_batch
-from selfrag_jax.model.pooling import hidden_states, mean_pool
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
-from selfrag_jax.train.losses import info_nce, log_probs_of_states
+from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.train.state import LossSums
@@ -107,14 +106,15 @@ class EncoderPhase(GradientPhase):
     return sum(int(batch[name].sum()) for name in ("lengths", "query_lengths") if name in batch)
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
-    queries = self._by_chunk(self._embed, params, batch["queries"], batch["query_lengths"])
+    asking = self._encoder.query_params(params)
+    queries = self._by_chunk(self._embed, asking, batch["queries"], batch["query_lengths"])
     written = None
     if "vectors" in batch:
       documents = batch["vectors"]
     else:
-      read = self._embed_and_write if self._config.language_weight else self._embed
+      embed = self._embed_and_write if self._config.language_weight else self._embed
       columns = range(batch["documents"].shape[1])
-      found = [self._by_chunk(read, params, batch["documents"][:, i], batch["lengths"][:, i]) for i in columns]
+      found = [self._by_chunk(embed, params, batch["documents"][:, i], batch["lengths"][:, i]) for i in columns]
       if self._config.language_weight:
         found, losses, counts = zip(*found, strict=True)
         written = sum(map(jnp.sum, losses)) / jnp.maximum(sum(map(jnp.sum, counts)), 1)
@@ -149,13 +149,10 @@ class EncoderPhase(GradientPhase):
     The last one of a text that was cut does not follow the others, see `padded`. The third is the number of tokens [B].
     """
     assert isinstance(self._encoder, LMEncoder)
-    config, model = self._encoder.config, params["model"]
-    read = length_mask(lengths, tokens.shape[1], jnp)
-    states = hidden_states(config, model, tokens, read)
-    log_probs = log_probs_of_states(config, model, states, tokens, read.astype(jnp.int32))
+    vectors, log_probs = read(self._encoder.config, params["model"], tokens, lengths)
     mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
     loss = -jnp.sum(jnp.where(mask, log_probs, 0), axis=1)
-    return self._encoder.standardised(params, mean_pool(states, read), lengths), loss, mask.sum(axis=1)
+    return self._encoder.standardised(params, vectors, lengths), loss, mask.sum(axis=1)
 
 
 def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:

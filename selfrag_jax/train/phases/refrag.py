@@ -17,13 +17,14 @@ from selfrag_jax.checked import Checked, Count, Natural, Range, Share, Weight
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig, search_width
 from selfrag_jax.mesh import check_batch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
-from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss, sequence_log_probs
+from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss
 from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
