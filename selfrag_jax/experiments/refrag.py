@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
-from selfrag_jax.checked import Checked, Count, Range, Seed, Share
+from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share
 from selfrag_jax.encoders.language_model import fitted_constants
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.rollout_examples import write_examples
@@ -26,7 +26,7 @@ from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.tasks.datasets import QAFolder, read_qa_folder
+from selfrag_jax.tasks.datasets import QAFolder, joined, read_qa_folder
 from selfrag_jax.tasks.passages import Parts, PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
@@ -54,7 +54,7 @@ class TwoHopData(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class PassagesData(Checked):
-  """Questions over a folder of passages."""
+  """Questions over a folder of passages, or over several, with commas between their paths."""
 
   name: str
   path: str = ""
@@ -62,7 +62,9 @@ class PassagesData(Checked):
   prompt_tokens: Count = 128
   index: Literal["title_text", "title"] = "title_text"
   parts: Parts = Parts()
+  fold: Natural = 0  # which of the test parts, one behind the other
   cloze: Share = 0.5  # share of the demonstrations that are about sentences of the passages
+  bridge: Share = 0.0  # share of the demonstrations that are about a passage which another one names
   seed: Seed = 0
 
 
@@ -191,7 +193,7 @@ def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | Non
     raise ValueError("config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER")
   if not init:
     raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
-  return read_qa_folder(section.path)
+  return joined([read_qa_folder(path) for path in section.path.split(",")])
 
 
 def make_task(

@@ -4,6 +4,7 @@ Files are read strictly: content without the official fields raises an error wit
 """
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -81,6 +82,21 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
   if not questions:
     raise ValueError(f"none of the {len(records)} questions of {folder} has an answer; use a split with answers")
   return QAFolder(passages, questions, len(records) - len(questions))
+
+
+def joined(folders: Sequence[QAFolder]) -> QAFolder:
+  """Put the passages and questions of several folders together; passages of the same title and text become one."""
+  slots: dict[tuple[str, str], int] = {}
+  passages, questions = [], []
+  for folder in folders:
+    places = []
+    for passage in folder.passages:
+      if (passage.title, passage.text) not in slots:
+        slots[passage.title, passage.text] = len(passages)
+        passages.append(passage)
+      places.append(slots[passage.title, passage.text])
+    questions += [question._replace(gold=tuple(places[i] for i in question.gold)) for question in folder.questions]
+  return QAFolder(passages, questions, sum(folder.unanswered for folder in folders))
 
 
 def _read_questions(path: epath.Path) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 from selfrag_jax.checked import Checked, Share
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.ragged import pad_rows
+from selfrag_jax.tasks.cloze import bridge_question, bridges, cloze_question, named
 from selfrag_jax.tasks.datasets import QAFolder, Question
 from selfrag_jax.tasks.search_task import (
   NOTICE,
@@ -35,13 +36,6 @@ INSTRUCTION = (
 QUERY_WORDS = 6
 MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw a failure repeats a failed search
 SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keep the random numbers of different purposes apart
-
-CLOZE = "Which words are missing? {sentence}"
-CLOZE_WORDS = (6, 30)  # fewest and most words of a sentence in a cloze question
-CLOZE_TRIES = 100
-
-# not at the start of a sentence, where every word has a capital
-_NAME_OR_NUMBER = re.compile(r"(?<=[^.!?] )(?:[A-Z]\w+(?: [A-Z]\w+)*|\d[\d,]*)\b")
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 
 
@@ -72,9 +66,11 @@ class PassageSearch:
   without an answer.
 
   A passage is found by its title and the kept part of its text, or by its title alone (`index`). The share `cloze` of
-  the gold demonstrations asks for a name or a number that is left out of a sentence of a random passage (the inverse
-  cloze task of ORQA, arXiv 1906.00300, with an answer): these never run out, whereas the sft questions are few and soon
-  memorised. They also use passages of held-out questions.
+  the gold demonstrations asks for a name or a number that is left out of a sentence of a random passage, the share
+  `bridge` by way of another passage that names this one: these never run out, whereas the sft questions are few and
+  soon memorised. They also use passages of held-out questions, never a question.
+
+  Every question is tested once if `fold` runs from 0 until the test parts, one behind the other, are all questions.
 
   Where a rule writes the first query (`first_query`), the first search of every demonstration is for its question, and
   finds the passage that shares the most and the rarest words with it.
@@ -96,16 +92,18 @@ class PassageSearch:
     index: Literal["title_text", "title"] = "title_text",
     parts: Parts = Parts(),
     cloze: float = 0.0,
+    bridge: float = 0.0,
+    fold: int = 0,
     first_query: Literal["policy", "question"] = "policy",
     seed: int = 0,
   ):
     if index not in ("title_text", "title"):
       raise ValueError(f"index must be title_text or title, got {index!r}")
-    if not 0 <= cloze <= 1:
-      raise ValueError(f"cloze must be a share in [0, 1], got {cloze}")
+    if min(cloze, bridge) < 0 or cloze + bridge > 1:
+      raise ValueError(f"cloze and bridge must be shares in [0, 1] that add up to at most 1, got {cloze} and {bridge}")
     self.tokenizer, self.template, self.seed = tokenizer, template, seed
     self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
-    self._cloze_share, self._question_first = cloze, first_query == "question"
+    self._cloze_share, self._bridge_share, self._question_first = cloze, bridge, first_query == "question"
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
@@ -122,7 +120,9 @@ class PassageSearch:
     self._question_tokens = max((len(tokenizer.encode(question.text)) for question in self._prompts), default=0)
     self._gold_width = max((len(question.gold) for question in self._prompts), default=0)
     self.unanswered_questions = data.unanswered
-    self._parts = self._split(parts)
+    self._parts = self._split(parts, fold)
+    self._texts = [document["content"] for document in self.documents]
+    self._bridges = bridges(self._names, self._texts) if bridge else []
     self._epochs = {
       split: ShuffledEpochs(self._parts[split], seed, EPOCH_STREAM, SPLITS.index(split)) for split in ("sft", "train")
     }
@@ -153,13 +153,13 @@ class PassageSearch:
   def demonstration(self, split: str, index: int, strategy: str, max_hops: int) -> dict[str, Any]:
     """Write a conversation about question `index` of `split`; a pure function of its arguments and the seed.
 
-    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; a share `cloze`
-    of the indices of `sft` get a cloze question instead. A query has only words of the question or of an earlier
-    passage: the passage's name if they contain it, else the words that best tell the passage from the others. As far as
-    `max_hops` has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most similar
-    wrong passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the answer of
-    another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE. Each search shows one
-    passage.
+    "gold" reads the first `max_hops` gold passages in the order of the hops and gives the first answer; shares of the
+    indices of `sft` get a question that is made of passages instead. A query has only words of the question or of an
+    earlier passage: the passage's name if they contain it, else the words that best tell the passage from the others.
+    As far as `max_hops` has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most
+    similar wrong passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the
+    answer of another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE. Each search
+    shows one passage.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
     """
@@ -170,8 +170,9 @@ class PassageSearch:
     [question] = self._choose(split, [index])
     rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
     if strategy == "gold":
-      if rng.random() < self._cloze_share and split == "sft":  # elsewhere, the question itself is wanted
-        question = self._cloze(rng)
+      drawn = rng.random()
+      if split == "sft":  # elsewhere, the question itself is wanted
+        question = self._made(drawn, rng) or question
       queries, passages = self._gold_searches(question, max_hops, rng)
       answer = question.answers[0]
     else:
@@ -217,10 +218,12 @@ class PassageSearch:
   def _prompt(self, text: str) -> list[int]:
     return render_for_completion(self.tokenizer, {"messages": _messages(text)}, self.template)
 
-  def _split(self, shares: Parts) -> dict[str, list[Question]]:
+  def _split(self, shares: Parts, fold: int) -> dict[str, list[Question]]:
     kept, ratios = list(self._prompts), vars(shares)
     ends = [round(end * len(kept)) for end in np.cumsum(list(ratios.values()))[:-1]]
-    shuffled = [kept[i] for i in self._rng(SPLIT_STREAM).permutation(len(kept))]
+    tested = len(kept) - ends[-1]
+    order = np.roll(self._rng(SPLIT_STREAM).permutation(len(kept)), fold * tested)
+    shuffled = [kept[i] for i in order]
     parts = [shuffled[start:end] for start, end in pairwise([0, *ends, len(kept)])]
     # the answer of a random demonstration comes from another question
     if len(parts[0]) < 2 or not all(parts):
@@ -229,6 +232,8 @@ class PassageSearch:
         f"of train, valid and test; {self.dropped_questions} more had prompts longer than prompt_tokens = "
         f"{self.prompt_tokens}"
       )
+    if fold < 0 or fold * tested >= len(kept):
+      raise ValueError(f"fold = {fold}: {-(-len(kept) // tested)} folds have tested all of the {len(kept)} questions")
     return dict(zip(ratios, parts, strict=True))
 
   def _best_constant(self) -> float:
@@ -256,10 +261,10 @@ class PassageSearch:
     gold = [passage for passage in question.gold if passage not in found][:left]
     spare = left - len(gold)
     for passage in gold:
-      name = re.compile(rf"(?<!\w){re.escape(self._names[passage])}(?!\w)", re.IGNORECASE)
-      named = any(name.search(text) for text in read)
+      name = named(self._names[passage])
       telling = self._telling_words("\n".join(read), passage)
-      query = self._name_queries[passage] if named else self._query_head(" ".join(telling))
+      is_named = any(name.search(text) for text in read)
+      query = self._name_queries[passage] if is_named else self._query_head(" ".join(telling))
       attempt = self._some_words(telling, rng)
       wrong = set(range(len(self.documents))) - {*question.gold, *found}
       if rng.random() < MISS_RATE and spare and wrong and attempt.lower() not in ("", query.lower()):
@@ -272,17 +277,13 @@ class PassageSearch:
       read.append(_said(self.documents[passage]))
     return queries, found
 
-  def _cloze(self, rng: np.random.Generator) -> Question:
-    """Leave a name or a number out of a sentence. Raises ValueError if the passages seem to have none."""
-    for _ in range(CLOZE_TRIES):
-      passage = int(rng.integers(len(self.documents)))
-      for sentence in rng.permutation(re.split(r"(?<=[.!?])\s+", self.documents[passage]["content"])):
-        gaps = list(_NAME_OR_NUMBER.finditer(sentence))
-        if gaps and CLOZE_WORDS[0] <= len(sentence.split()) <= CLOZE_WORDS[1]:
-          gap = gaps[rng.integers(len(gaps))]
-          text = CLOZE.format(sentence=f"{sentence[: gap.start()]}___{sentence[gap.end() :]}")
-          return Question("", text, (gap[0],), (passage,))
-    raise ValueError(f"{CLOZE_TRIES} random passages have no sentence with a name or a number: set data.cloze = 0")
+  def _made(self, drawn: float, rng: np.random.Generator) -> Question | None:
+    """Return a question that is made of passages, for a share of the numbers that are drawn from [0, 1)."""
+    if drawn < self._cloze_share:
+      return cloze_question(self._texts, rng)
+    if drawn < self._cloze_share + self._bridge_share:
+      return bridge_question(self._names, self._texts, self._bridges, rng)
+    return None
 
   def _telling_words(self, read: str, passage: int) -> list[str]:
     """Return the rarest words that a text shares with a passage, in the order and the spelling of the text."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
+from selfrag_jax.tasks.datasets import Passage, Question, joined, read_qa_folder
 
 CORPUS = [
   {"_id": "p0", "title": "Paris", "text": "Paris lies on the Seine."},
@@ -143,6 +143,21 @@ def test_real_folders_resolve_every_gold_passage(shared_data, name, n_passages):
   )
   assert own > 80
   assert other < 20
+
+
+def test_folders_are_joined_by_what_their_passages_say(tmp_path):
+  one, other = read_qa_folder(write(tmp_path)), read_qa_folder(write(tmp_path))
+  extra = Passage("p0", "Another", "that shares an id alone")
+  other = other._replace(
+    passages=[extra, *other.passages],
+    questions=[question._replace(id="again", gold=tuple(i + 1 for i in question.gold)) for question in other.questions],
+    unanswered=2,
+  )
+  both = joined([one, other])
+  assert both.passages == [*one.passages, extra]
+  assert [question.gold for question in both.questions] == [one.questions[0].gold] * 2
+  assert both.unanswered == one.unanswered + 2
+  assert joined([one]) == one
 
 
 def test_hops_of_real_musique_questions_follow_the_decomposition(shared_data):

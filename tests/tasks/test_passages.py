@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 from selfrag_jax.metrics.answers import exact_match
+from selfrag_jax.tasks.cloze import bridges
 from selfrag_jax.tasks.datasets import Passage, QAFolder, Question, read_qa_folder
 from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, Parts, PassageSearch
 from selfrag_jax.tasks.search_task import NOTICE, SPLITS
@@ -276,8 +277,72 @@ def test_a_share_of_the_demonstrations_asks_about_a_sentence_of_a_passage():
   task = PassageSearch(nameless, TOKENIZER, COMPACT, **SIZES, cloze=1.0)
   with pytest.raises(ValueError, match=r"no sentence with a name or a number: set data\.cloze = 0"):
     task.demonstration("sft", 0, "gold", 1)
-  with pytest.raises(ValueError, match=r"cloze must be a share in \[0, 1\], got 2"):
+  with pytest.raises(ValueError, match=r"cloze and bridge must be shares in \[0, 1\] .*, got 2 and 0"):
     make(numbered(10), cloze=2)
+  with pytest.raises(ValueError, match=r"add up to at most 1, got 0\.6 and 0\.5"):
+    make(numbered(10), cloze=0.6, bridge=0.5)
+
+
+def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
+  towns = [
+    Passage(f"t{i}", f"Town {i}", f"Short. In Town {i} the market burned down in {1800 + i} and was built anew.")
+    for i in range(15)
+  ]
+  rivers = [
+    Passage(f"r{i}", f"River {i}", f"It flows through the old Town {i} and then into the sea.") for i in range(15)
+  ]
+  data = folder([Question(f"q{i}", f"Question {i}?", ("x",), (i,)) for i in range(30)], towns + rivers)
+  options = SIZES | {"document_tokens": 200, "bridge": 0.5, "prompt_tokens": 500, "max_query_tokens": 60}
+  task, asked, n = PassageSearch(data, TOKENIZER, COMPACT, **options), Counter(), 200
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "gold", 2)
+    question = demonstration["messages"][1]["content"]
+    asked[question.startswith("Question")] += 1
+    if not question.startswith("Question"):
+      queries, found, answer = exchange(demonstration)
+      number = found[0].split()[1]
+      assert found == [f"River {number}", f"Town {number}"]
+      assert question == (
+        "Which words are missing in what is said of …? In … the market burned down in ___ and was built anew. "
+        "Of the same it is said: It flows through the old … and then into the sea."
+      )
+      assert answer == str(1800 + int(number))
+      assert set(queries[0].split()) < set(question.split())
+      assert queries[1] == f"Town {number}"
+  assert binomtest(asked[True], n, 0.5).pvalue > 1e-3
+  assert "Question" in task.demonstration("train", 0, "gold", 2)["messages"][1]["content"]
+  first = PassageSearch(data, TOKENIZER, COMPACT, **options, first_query="question").demonstration("sft", 3, "gold", 2)
+  question = first["messages"][1]["content"]
+  if not question.startswith("Question"):
+    assert exchange(first)[0][0] == question
+
+
+def test_passages_that_name_no_other_one_make_no_bridge():
+  nameless = folder(numbered(10), [Passage("p", "Go", "The old game of the stones is played by two.")] * 5)
+  task = PassageSearch(nameless, TOKENIZER, COMPACT, **SIZES, bridge=1.0)
+  with pytest.raises(ValueError, match=r"0 passages that name another one .*: set data\.bridge = 0"):
+    task.demonstration("sft", 0, "gold", 2)
+  texts = [
+    "In Los Angeles one is far from Minneapolis.",
+    "It is a city, and not Twin City.",
+    "A city.",
+    "Twin.",
+    "The go.",
+  ]
+  assert bridges(["x", "Minneapolis", "Los Angeles", "Twin", "city"], texts) == [(0, 1), (0, 2)]
+  assert bridges(["x", "Minneapolis", "Los Angeles", "Los Angeles", "y"], texts) == [(0, 1)]  # a name of two
+
+
+def test_the_folds_test_every_question_once():
+  options = {"parts": Parts(0.2, 0.2, 0.1, 0.5)}
+  tested = [set(ids(make(numbered(20), fold=fold, **options), "test", range(10))) for fold in (0, 1)]
+  assert len(tested[0] | tested[1]) == 20
+  for fold in (0, 1):
+    task = make(numbered(20), fold=fold, **options)
+    others = [text for split in ("sft", "train", "valid") for text in ids(task, split, range(task.size(split)))]
+    assert not tested[fold] & set(others)
+  with pytest.raises(ValueError, match="fold = 2: 2 folds have tested all of the 20 questions"):
+    make(numbered(20), fold=2, **options)
 
 
 def text_named(title):
