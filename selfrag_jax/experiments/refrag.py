@@ -26,6 +26,8 @@ from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
+from selfrag_jax.storage.arrays import npz_bytes
+from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.tasks.datasets import QAFolder, joined, read_qa_folder
 from selfrag_jax.tasks.passages import Parts, PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
@@ -251,9 +253,10 @@ CONDITIONS = {
 
 
 def run(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
-  """Train all phases, each from its newest checkpoint, then evaluate; write `report.json`, `.csv`, `.png` and `.html`.
+  """Train all phases, each from its newest checkpoint, then evaluate; write `report.json` and files beside it.
 
-  `config.json` is written beside them: until then the checkpoints hold the config.
+  These are `report.csv`, `.png`, `.html`, and `.npz` with the scores of each question, for paired comparisons of
+  several runs; and `config.json`: until then the checkpoints hold the config.
   """
   return _report(experiment, workdir, base.by_training(workdir, experiment.loop, experiment.metadata))
 
@@ -269,11 +272,14 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   base.announce(experiment.model, workdir)
   with jax.set_mesh(experiment.mesh):
     policies = _policies(experiment, take)
-    report = summarize(experiment, evaluate_all(experiment, policies))
+    scores = evaluate_all(experiment, policies)
+    report = summarize(experiment, scores)
     shown = {"before reinforcement": policies["sft"], "after": policies["rl"]}
     bounds, rl, batch = experiment.rollout, experiment.rl, experiment.evaluation.batch_size
     write_examples(workdir / "report.html", experiment.runner, shown, bounds, rl, batch)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
+  arrays = {f"{name}.{field}": values for name, of in scores.items() for field, values in of._asdict().items()}
+  write_bytes_atomic(workdir / "report.npz", npz_bytes(arrays))
   figures.em_over_steps(workdir, report)
   base.write_report(workdir, "report", report, as_rows(report), experiment.config)
   print(table(report))

@@ -201,6 +201,13 @@ def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):
   assert re.search(r"after, sampled</b> <span class=meta>advantage [+-]\d\.\d\d, reward \d\.\d\d", page)
   saved = json.loads((workdir / "config.json").read_text())
   assert saved == json.loads(json.dumps({name: value for name, value in config.items() if name != "workdir"}))
+  report = report_of(workdir)
+  with np.load(workdir / "report.npz", allow_pickle=False) as scores:  # of each question
+    for condition in LINES:
+      means = {field: scores[f"{condition}.{field}"].mean() for field in ("exact_match", "f1", "all_gold", "valid")}
+      assert list(means.values()) == pytest.approx(
+        [report[field][condition] for field in ("em", "f1", "all_gold", "valid")]
+      )
 
 
 def test_running_again_trains_no_more_and_reports_the_same(config, workdir):
