@@ -45,7 +45,7 @@ def bridge_question(
   pairs seem to have no such sentences.
   """
   for _ in range(TRIES if pairs else 0):
-    first, second = pairs[rng.integers(len(pairs))]
+    first, second = pairs[int(rng.integers(len(pairs)))]
     name, naming = named(names[second]), _naming(names[second], texts[first])
     without = [name.sub("…", sentence) for sentence in _SENTENCE.split(texts[second])]
     if found := _gap(without, rng):
