@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Container, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,28 +11,27 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot import print_plan
-from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share
+from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.language_model import fitted_constants
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.rollout_examples import write_examples
+from selfrag_jax.experiments.search_data import DATA, make_task, read_folder
 from selfrag_jax.generate.host_rollout import HostRetrieve
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.mesh import check_batch, check_shards, make_mesh
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.model.pretrained import Pretrained, load_pretrained
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports import figures
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.storage.atomic import write_bytes_atomic
-from selfrag_jax.tasks.datasets import QAFolder, joined, read_qa_folder
-from selfrag_jax.tasks.passages import Parts, PassageSearch
+from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
-from selfrag_jax.tasks.two_hop_search import TwoHopSearch
-from selfrag_jax.text.chat import CHATML, visualize_tokenization
+from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
@@ -42,32 +41,6 @@ from selfrag_jax.train.rollouts import evaluate as score_policy
 from selfrag_jax.train.state import param_shardings
 from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoHopData(Checked):
-  """The built-in task: questions over a fresh random table of facts."""
-
-  name: str
-  n_entities: Annotated[int, Range(4, 2**16)] = 32
-  n_relations: Annotated[int, Range(1, 2**16)] = 4
-  seed: Seed = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PassagesData(Checked):
-  """Questions over a folder of passages, or over several, with commas between their paths."""
-
-  name: str
-  path: str = ""
-  document_tokens: Count = 128
-  prompt_tokens: Count = 128
-  index: Literal["title_text", "title"] = "title_text"
-  parts: Parts = Parts()
-  fold: Natural = 0  # which of the test parts, one behind the other
-  cloze: Share = 0.5  # share of the demonstrations that are about sentences of the passages
-  bridge: Share = 0.0  # share of the demonstrations that are about a passage which another one names
-  seed: Seed = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +60,6 @@ OWN = {  # the sections that are fields of an experiment
   "evaluation": EvalConfig,
   "loop": LoopConfig,
 }
-DATA = {"two_hop": TwoHopData, "passages": PassagesData}
 SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, "memory": MemoryConfig, **OWN}
 
 
@@ -185,33 +157,6 @@ def build(config: Mapping[str, Any]) -> Experiment:
       experiment.sft_phase("sft_gold", experiment.sft_gold).batch(0)
     experiment.rl_phase(sft.abstract_state().params)
   return experiment
-
-
-def read_folder(section: TwoHopData | PassagesData, init: str) -> QAFolder | None:
-  """Read the questions and passages that `config.data` names; None for the built-in task, which makes its own."""
-  if isinstance(section, TwoHopData):
-    return None
-  if not section.path:
-    raise ValueError("config.data.path is empty; give the folder of passages and questions: --config.data.path=FOLDER")
-  if not init:
-    raise ValueError("passages need the tokenizer of a pretrained model: set config.init, e.g. smollm2-135m")
-  return joined([read_qa_folder(path) for path in section.path.split(",")])
-
-
-def make_task(
-  section: TwoHopData | PassagesData, folder: QAFolder | None, pretrained: Pretrained | None, rollout: RolloutConfig
-) -> SearchTask:
-  """Build the task over `folder`, or the built-in one, with the other keys of `config.data`."""
-  options = {key: value for key, value in vars(section).items() if key not in ("name", "path")}
-  if folder is None or pretrained is None:
-    if rollout.first_query != "policy":
-      raise ValueError("rollout.first_query = 'question' is for passages: those demonstrations search at random")
-    return TwoHopSearch(**options)
-  if pretrained.tokenizer is None:
-    raise ValueError("the model of config.init comes without a tokenizer; passages need one")
-  template = pretrained.chat_template or CHATML
-  options |= {"max_query_tokens": rollout.max_query_tokens, "first_query": rollout.first_query}
-  return PassageSearch(folder, pretrained.tokenizer, template, **options)
 
 
 def dry_run(experiment: Experiment) -> None:

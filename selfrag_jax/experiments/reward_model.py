@@ -15,7 +15,7 @@ from selfrag_jax.aot import print_plan
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.experiments import base
-from selfrag_jax.experiments.refrag import DATA, make_task, read_folder
+from selfrag_jax.experiments.search_data import DATA, make_task, read_folder
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.mesh import check_shards, fetch, make_mesh
 from selfrag_jax.metrics.statistics import wilson_interval

@@ -85,7 +85,13 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
 
 
 def joined(folders: Sequence[QAFolder]) -> QAFolder:
-  """Put the passages and questions of several folders together; passages of the same title and text become one."""
+  """Put the passages and questions of several folders together; passages of the same title and text become one.
+
+  Raises ValueError for a question that stands in two folders: one could be trained on, and the other held out.
+  """
+  texts = [{question.text for question in folder.questions} for folder in folders]
+  if twice := [text for i, found in enumerate(texts) for text in found & set().union(*texts[:i])]:
+    raise ValueError(f"{len(twice)} questions stand in two folders, such as {min(twice)!r}: give each question once")
   slots: dict[tuple[str, str], int] = {}
   passages, questions = [], []
   for folder in folders:

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.encoders.language_model import LMEncoder, pooled
+from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM, init_params
+from selfrag_jax.model.lm import LM, init_params, stack, unstack
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
@@ -36,11 +36,25 @@ def params():
   return nn.unbox(init_params(MODEL, jax.random.key(0)))
 
 
-def test_embeddings_are_standardised_by_those_of_the_keys(params):
+def states_by_hand(params):
+  """The states behind the first block and the last, weighted by -log p, in numpy; every key is of the same length."""
+  flat, config = unstack(MODEL, params)["params"], dataclasses.replace(MODEL, n_layers=1, block_pattern="T")
+  first = stack(config, {"params": {name: value for name, value in flat.items() if name != "layers_1"}})
+  hidden = np.asarray(LM(MODEL).apply(params, KEYS), np.float64)
+  logits = np.asarray(LM(MODEL).apply(params, hidden.astype(np.float32), method="logits"), np.float64)[:, :-1]
+  chosen = np.take_along_axis(logits, KEYS[:, 1:, None], axis=2)[:, :, 0]
+  surprise = np.log(np.exp(logits).sum(axis=2)) - chosen
+  weights = (surprise / surprise.sum(axis=1, keepdims=True))[:, :, None]
+  both = np.concatenate([np.asarray(LM(config).apply(first, KEYS), np.float64), hidden], axis=2)
+  return (weights * both[:, 1:]).sum(axis=1)
+
+
+def test_embeddings_are_standardised_states_of_two_depths(params):
+  assert set(LENGTHS) == {KEYS.shape[1]}
   encoder = LMEncoder(MODEL, params, TASK.tokenizer)
   encoder.fit_tokens([key[:n] for key, n in zip(KEYS, LENGTHS, strict=True)])
   embedded = encoder.apply(encoder.params, KEYS, LENGTHS)
-  states = np.asarray(pooled(MODEL, params, KEYS, LENGTHS))
+  states = states_by_hand(params)
   constants = encoder.constants
   standard = (states - constants["mean"]) * constants["scale"]
   np.testing.assert_allclose(standard.mean(axis=0), 0, atol=1e-5)
@@ -65,6 +79,8 @@ def test_a_rollout_finds_what_is_most_like_its_query(params):
   assert memory.embeddings.shape == (8 * 16, 2 * MODEL.d_model)
   embed = partial(runner.encoder.apply, runner.encoder.query_params(runner.encoder.params))
   same = runner.encoder.apply(runner.encoder.params, KEYS, LENGTHS)
+  fitted = runner.encoder.constants
+  assert not np.allclose(fitted["mean"], fitted["query_mean"], atol=0.01)  # questions are embedded as such
   found = search_numpy(memory, same, 1, group_ids=np.full(16, 3))
   np.testing.assert_array_equal(found.slots[:, 0], 3 * 16 + np.arange(16))
 
@@ -87,6 +103,14 @@ def test_an_empty_query_finds_nothing(params, encoder):
   assert found.slots[0, 0] == 16 + 5
   np.testing.assert_array_equal(found.slots[1], [-1, -1])
   np.testing.assert_array_equal(found.lengths[1], [0, 0])
+
+
+def test_an_encoder_that_brings_its_constants_is_not_fitted_again(params):
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
+  brought = {name: np.full(2 * MODEL.d_model, 0.5, np.float32) for name in ("mean", "scale", "query_mean")}
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(encoder="lm"), mesh, encoder_params=params, constants=brought)
+  runner.memory(TASK.batch("train", range(2)).corpus)
+  assert all((runner.encoder.constants[name] == 0.5).all() for name in brought)
 
 
 def test_a_model_from_scratch_is_no_encoder():

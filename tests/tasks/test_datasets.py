@@ -150,7 +150,9 @@ def test_folders_are_joined_by_what_their_passages_say(tmp_path):
   extra = Passage("p0", "Another", "that shares an id alone")
   other = other._replace(
     passages=[extra, *other.passages],
-    questions=[question._replace(id="again", gold=tuple(i + 1 for i in question.gold)) for question in other.questions],
+    questions=[
+      question._replace(text="Where?", gold=tuple(i + 1 for i in question.gold)) for question in other.questions
+    ],
     unanswered=2,
   )
   both = joined([one, other])
@@ -158,6 +160,8 @@ def test_folders_are_joined_by_what_their_passages_say(tmp_path):
   assert [question.gold for question in both.questions] == [one.questions[0].gold] * 2
   assert both.unanswered == one.unanswered + 2
   assert joined([one]) == one
+  with pytest.raises(ValueError, match=r"1 questions stand in two folders, such as .*: give each question once"):
+    joined([one, both])
 
 
 def test_hops_of_real_musique_questions_follow_the_decomposition(shared_data):
