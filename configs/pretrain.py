@@ -104,6 +104,7 @@ def tiny_model(name: str, *, d_model: int, n_heads: int) -> dict[str, Any]:
     "n_heads": n_heads,
     **MODELS[name],
     "dtype": "auto",  # bfloat16 on accelerators, float32 on CPUs
+    "matmul_dtype": "auto",
     "ssm_state": 16,
     "ssm_head_dim": 32,
     "ssm_chunk": 32,  # rows and rollouts of these experiments are short

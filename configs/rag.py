@@ -55,7 +55,7 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "workdir": "runs/rag_smollm2_135m",
     "init": "smollm2-135m",
     "data": {"name": "articles", "further": 3},
-    "model": {"remat": "none", "dtype": "auto"},
+    "model": {"remat": "none", "dtype": "auto", "matmul_dtype": "auto"},
     "rag": {"steps": 40, "batch_size": 8, "accumulate": 8, "max_tokens": 1024, "optimizer": rates},
     "evaluation": {"periodic": 16, "final": 300, "batch_size": 8, "max_new_tokens": 24},
     "loop": {"checkpoint_every": 10, "eval_every": 40, "log_every": 1},

@@ -78,7 +78,7 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "workdir": "runs/refrag_smollm2_135m",
     "init": "smollm2-135m",
     "data": {"name": "passages"},
-    "model": {"remat": "full", "dtype": "auto"},
+    "model": {"remat": "full", "dtype": "auto", "matmul_dtype": "auto"},
     "memory": {"d_embed": 512},
     "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
     "sft": {"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "optimizer": supervised},

@@ -59,7 +59,7 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "workdir": "runs/reward_model_smollm2_135m",
     "init": "smollm2-135m",
     "data": {"name": "passages"},
-    "model": {"remat": "full", "dtype": "auto"},
+    "model": {"remat": "full", "dtype": "auto", "matmul_dtype": "auto"},
     "pairs": {"max_hops": 3, "max_query_tokens": 24},
     "sft": {
       "steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "optimizer": {"learning_rate": 2e-4, **rates},

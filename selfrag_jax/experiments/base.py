@@ -59,9 +59,14 @@ def find(name: str) -> ExperimentModule:
 
 
 def make_model(fields: Mapping[str, Any], mesh: Mesh) -> ModelConfig:
-  """Return a model's config. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs."""
+  """Return a model's config. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs.
+
+  The matmul_dtype `auto` is the dtype.
+  """
   if fields.get("dtype") == "auto":
     fields = {**fields, "dtype": "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"}
+  if fields.get("matmul_dtype") == "auto":
+    fields = {**fields, "matmul_dtype": None}
   return settings(ModelConfig, fields, "model")
 
 

@@ -60,14 +60,15 @@ class Attention(nn.Module):
       self.query_norm, self.key_norm = RMSNorm(c), RMSNorm(c)
 
   def _project(self, x_BxTxD: Array, positions_BxT: Array) -> tuple[Array, Array, Array]:
-    q, k, v = (jnp.swapaxes(linear(x_BxTxD, w), 1, 2) for w in (self.query, self.key, self.value))
+    dtype = self.config.matmul_dtype
+    q, k, v = (jnp.swapaxes(linear(x_BxTxD, w, dtype=dtype), 1, 2) for w in (self.query, self.key, self.value))
     if self.config.qk_norm:
       q, k = self.query_norm(q), self.key_norm(k)
     q, k = (rotary_embedding(y, positions_BxT, self.spec.rope_base) for y in (q, k))
     return constrain(q, "batch", "heads", "time", None), k, v
 
   def _finish(self, attended_BxHxTxE: Array) -> Array:
-    return linear(jnp.swapaxes(attended_BxHxTxE, 1, 2), self.output, contracted=2)
+    return linear(jnp.swapaxes(attended_BxHxTxE, 1, 2), self.output, contracted=2, dtype=self.config.matmul_dtype)
 
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     q, k, v = self._project(x_BxTxD, positions_BxT)

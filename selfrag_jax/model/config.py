@@ -63,6 +63,7 @@ class ModelConfig:
   # Numerics and memory
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
+  matmul_dtype: str | None = None  # of the inputs of products with weights, whose sums stay in dtype; None: dtype
   # What the backward pass computes again: nothing, all but the products with weights ("dots"), or everything. On a CPU
   # "dots" is also the fastest, since memory for activations that are kept must be mapped page by page.
   remat: Literal["none", "dots", "full"] = "dots"
@@ -145,6 +146,7 @@ CHOICES = {
   "remat": ("none", "dots", "full"),
   "dtype": ("float32", "bfloat16", "float16", "float64"),
   "param_dtype": ("float32", "bfloat16", "float64"),
+  "matmul_dtype": ("float32", "bfloat16", "float16", "float64"),
 }
 
 

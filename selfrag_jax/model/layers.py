@@ -1,5 +1,6 @@
 """The small parts that every block shares: projections, norm, rotary embedding and MLP."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from jax.typing import DTypeLike
 
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.products import product
 from selfrag_jax.typing import Array
 
 
@@ -56,8 +58,10 @@ def projection(
   return Adapted(value, *(jnp.asarray(update[part], config.dtype) for part in ("down", "up")))
 
 
-def linear(x: Array, weight: Array | Adapted, contracted: int = 1) -> Array:
+def linear(x: Array, weight: Array | Adapted, contracted: int = 1, dtype: str | None = None) -> Array:
   """Contract the last `contracted` axes of x [..., in] with the first axes of weight [in, out ...] to [..., out ...].
+
+  `dtype` is that of the product's inputs (`ModelConfig.matmul_dtype`).
 
   The product is one of two matrices, whatever the axes: with activations of three axes XLA's CPU backend takes twice as
   long for the gradients. On accelerators it makes no difference.
@@ -65,7 +69,7 @@ def linear(x: Array, weight: Array | Adapted, contracted: int = 1) -> Array:
   matrix = weight.weight if isinstance(weight, Adapted) else weight
   rows, columns = x.shape[: x.ndim - contracted], matrix.shape[contracted:]
   flat = x.reshape(math.prod(rows), -1)
-  out = flat @ matrix.reshape(-1, math.prod(columns))
+  out = product(flat, matrix.reshape(-1, math.prod(columns)), dtype)
   if isinstance(weight, Adapted):
     out += (flat @ weight.down) @ weight.up
   return out.reshape(*rows, *columns)
@@ -114,11 +118,12 @@ class MLP(nn.Module):
   def __call__(self, x: Array) -> Array:
     c = self.config
     shape, axes = (c.d_model, c.mlp_width), ("embed", "mlp")
-    up = linear(x, projection(self, c, "up", shape, axes))
+    multiply = functools.partial(linear, dtype=c.matmul_dtype)
+    up = multiply(x, projection(self, c, "up", shape, axes))
     if c.mlp == "relu2":
       hidden = jnp.square(nn.relu(up))
     else:
-      gate = linear(x, projection(self, c, "gate", shape, axes))
+      gate = multiply(x, projection(self, c, "gate", shape, axes))
       hidden = up * (nn.silu(gate) if c.mlp == "swiglu" else nn.gelu(gate, approximate=True))
     hidden = constrain(hidden, "batch", "time", "mlp")
-    return linear(hidden, projection(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c)))
+    return multiply(hidden, projection(self, c, "down", (c.mlp_width, c.d_model), ("mlp", "embed"), output_scale(c)))

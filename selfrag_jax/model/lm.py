@@ -19,6 +19,7 @@ from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
 from selfrag_jax.model.layers import MLP, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
+from selfrag_jax.model.products import product
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 REMAT_POLICIES = {
@@ -135,7 +136,7 @@ class LM(nn.Module):
     """Return the logits [..., V] in at least float32, with V padded; padding ids get the lowest finite number."""
     c = self.config
     flat_NxD = hidden.reshape(-1, c.d_model)  # as in `linear`
-    logits = jnp.einsum("ND,VD->NV", flat_NxD, self.head, preferred_element_type=accumulation_dtype(hidden.dtype))
+    logits = product(flat_NxD, self.head, c.matmul_dtype, turned=True, out=accumulation_dtype(hidden.dtype))
     logits = logits.reshape(*hidden.shape[:-1], c.padded_vocab)
     if c.logit_softcap is not None:
       logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)

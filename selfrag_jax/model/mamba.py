@@ -59,7 +59,8 @@ class Mamba(nn.Module):
   def _project(self, u_BxTxD: Array, real_BxT: Array) -> tuple[Array, Array, Array]:
     """Return the gate z, the convolution's input xBC, and the time steps dt, which are 0 on pads."""
     c = self.config
-    z, xbc, dt = jnp.split(linear(u_BxTxD, self.in_proj), [c.ssm_inner, c.ssm_inner + c.conv_channels], axis=-1)
+    projected = linear(u_BxTxD, self.in_proj, dtype=c.matmul_dtype)
+    z, xbc, dt = jnp.split(projected, [c.ssm_inner, c.ssm_inner + c.conv_channels], axis=-1)
     # dt * A is summed over a chunk and exponentiated: float32 even when the rest is bfloat16
     wide = accumulation_dtype(dt.dtype)
     dt = jax.nn.softplus(dt.astype(wide) + self.dt_bias.astype(wide)[None, None])
@@ -73,7 +74,7 @@ class Mamba(nn.Module):
 
   def _finish(self, y_BxTxHxP: Array, x_BxTxHxP: Array, z: Array) -> Array:
     y = y_BxTxHxP + x_BxTxHxP * self.skip.astype(x_BxTxHxP.dtype)[None, None, :, None]
-    return linear(self.norm(y.reshape(z.shape) * nn.silu(z)), self.out_proj)
+    return linear(self.norm(y.reshape(z.shape) * nn.silu(z)), self.out_proj, dtype=self.config.matmul_dtype)
 
   @property
   def _decay(self) -> Array:

@@ -1,0 +1,63 @@
+"""Products with rounded inputs: equal numpy's products of the rounded numbers, forward and backward."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import sequence_log_probs
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.products import product
+
+
+def rounded(x):
+  return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(16, 5, 24), (24, 40, 3), (7, 6, 6), (1, 8, 2)])
+def test_value_and_gradients_are_products_of_rounded_numbers(rows, inputs, outputs, turned):
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  x, w, g = draw(rows, inputs), draw(*((outputs, inputs) if turned else (inputs, outputs))), draw(rows, outputs)
+  value, gradients = jax.vjp(lambda x, w: product(x, w, "bfloat16", turned=turned), x, w)
+  dx, dw = gradients(jnp.asarray(g))
+  matrix = rounded(w).T if turned else rounded(w)
+  dmatrix = rounded(x).T @ rounded(g)
+  assert (value.dtype, dx.dtype, dw.dtype) == (jnp.float32,) * 3
+  close = lambda ours, exact: np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
+  close(value, rounded(x) @ matrix)
+  close(dx, rounded(g) @ matrix.T)
+  close(dw, dmatrix.T if turned else dmatrix)
+  assert np.abs(np.asarray(value) - x @ (w.T if turned else w)).max() > 1e-3  # they were rounded
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_inputs_are_their_own_dtype_unless_told_otherwise(turned):
+  x, w = np.ones((2, 3), np.float32) / 3, np.ones((4, 3) if turned else (3, 4), np.float32) / 7
+  for dtype in (None, "float32"):
+    np.testing.assert_allclose(product(x, w, dtype, turned=turned), x @ (w.T if turned else w), rtol=3e-7)
+
+
+@pytest.mark.parametrize("pattern", ["TT", "MM"])
+def test_a_model_with_rounded_products_has_about_the_same_loss_and_gradient(pattern):
+  config = ModelConfig(vocab_size=200, d_model=64, n_layers=2, n_heads=2, block_pattern=pattern, ssm_chunk=16)
+  params = nn.unbox(init_params(config, jax.random.key(0)))
+  tokens = jax.random.randint(jax.random.key(1), (3, 32), 0, 200)
+
+  def loss_and_gradient(matmul_dtype):
+    model = dataclasses.replace(config, matmul_dtype=matmul_dtype)
+    loss = lambda params: -sequence_log_probs(model, params, tokens, jnp.ones_like(tokens)).mean()
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    return float(value), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
+
+  exact, gradient = loss_and_gradient(None)
+  near, rounded_gradient = loss_and_gradient("bfloat16")
+  assert near == pytest.approx(exact, abs=2e-3)
+  assert near != exact
+  cosine = gradient @ rounded_gradient / np.linalg.norm(gradient) / np.linalg.norm(rounded_gradient)
+  assert cosine > 0.999
