@@ -32,6 +32,7 @@ TRAIN = flags.DEFINE_string("train", None, "the collection of the training", req
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
 FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
+SCALE = flags.DEFINE_bool("fit_scale", False, "fit the scale of every model to the collection that it searches")
 WINDOWS = flags.DEFINE_integer("windows", None, "score the first so many windows; None: all", lower_bound=1)
 WINDOW = 1024
 
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> None:
       encoder.fit([document.text for document in parts["train"].documents])
       encoder.fit_queries(encoder.tokens(list(parts["train"].queries.values())))
     for name, data in collections.items():
+      if SCALE.value:
+        encoder.fit_scale([document.text for document in data.documents])
       found = ranked(DenseRetriever(encoder=encoder), data)
       said = "{}, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(source, name, found.mean(), *bootstrap_interval(found))
       if name in before:

@@ -1,5 +1,7 @@
 """The encoder that uses a language model's mean hidden states, standardised."""
 
+import copy
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -131,10 +133,19 @@ class LMEncoder(TextEncoder):
     self.constants = {"mean": mean, "scale": 1 / spread, "query_mean": mean}
 
   def fit_queries(self, rows: Sequence[Sequence[int]]) -> None:
-    """Compute the mean of queries over all `rows`. Raises ValueError before `fit`, which would set it again."""
+    """Compute the mean of queries over `SAMPLE` rows. Raises ValueError before `fit`, which would set it again."""
     if not self._fitted:
       raise ValueError("fit the encoder to documents first: queries are standardised by their scale")
-    self.constants = {**self.constants, "query_mean": self._states(rows).mean(axis=0)}
+    sample = rows[:: max(len(rows) // SAMPLE, 1)][:SAMPLE]
+    self.constants = {**self.constants, "query_mean": self._states(sample).mean(axis=0)}
+
+  def fit_scale(self, texts: Sequence[str]) -> None:
+    """Compute the scale again, over the documents of a collection; the means stay those of the training.
+
+    The dimensions in which the documents of a collection differ are others than those of the training.
+    """
+    spread = np.maximum(self._states(self.tokens(texts[:: max(len(texts) // SAMPLE, 1)][:SAMPLE])).std(axis=0), 1e-6)
+    self.constants = {**self.constants, "scale": 1 / spread}
 
   def _states(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
     embed = lambda *batch: fetch(pooled(self.config, self.params["model"], *batch))
@@ -146,6 +157,12 @@ class LMEncoder(TextEncoder):
   @property
   def for_queries(self) -> Self:
     return self.with_params(self.query_params(self.params))
+
+  def multiplying(self, dtype: str) -> Self:
+    """Return a copy of the encoder whose products with weights have inputs of another dtype."""
+    other = copy.copy(self)
+    other.config = dataclasses.replace(self.config, matmul_dtype=dtype)
+    return other
 
   def init(self, key: PRNGKey) -> Params:
     zeros = jnp.zeros(self.width)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
@@ -37,6 +39,12 @@ class Experiment(ranking.RankingExperiment):
     task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])
     start = self.start(lambda params: self.score("valid", params).means)
     return EncoderPhase(self.name, task, self.encoder, self.settings, **start)
+
+  def finished(self, params: Params) -> Params:
+    """Average the parameters with those of the start: a language model forgets less than the ranking loses."""
+    kept = self.settings.kept
+    average = lambda start, trained: (kept * start + (1 - kept) * trained).astype(trained.dtype)
+    return jax.tree.map(average, self.encoder.params, params) if kept else params
 
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
     before, trained = self.score("test", self.encoder.params), self.score("test", params)

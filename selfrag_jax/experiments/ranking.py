@@ -52,6 +52,10 @@ class RankingExperiment(abc.ABC):
   def compare(self, params: Params) -> tuple[dict[str, Scores], dict[str, float]]:
     """Score the rankings of the test part that are `compared`; return the scores and further values of the report."""
 
+  def finished(self, params: Params) -> Params:
+    """Return what is saved and reported of the parameters of the last step."""
+    return params
+
   def start(self, evaluate: Callable[[Params], Mapping[str, float]]) -> Start:
     """Return the arguments of a phase that starts from the encoder; `evaluate` scores its parameters."""
     return {"mesh": self.mesh, "seed": self.config["seed"], "params": self.encoder.params, "evaluate": evaluate}
@@ -68,7 +72,7 @@ class RankingExperiment(abc.ABC):
     self.encoder.check_folder(folder)  # an error comes now, not after the training
     print(sizes(self.data), flush=True)
     with jax.set_mesh(self.mesh):
-      params = jax.device_get(take(self.phase()))
+      params = self.finished(jax.device_get(take(self.phase())))
     self.encoder.save(folder, params)
     scores, found = self.compare(params)
     return write_report(workdir, self.name, scores, {**self.counts, **found, "config": self.config})

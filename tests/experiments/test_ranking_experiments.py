@@ -4,12 +4,14 @@ import json
 import os
 import re
 
+import jax
 import jsonschema
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.metrics.retrieval import all_found
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval.base import load
@@ -105,6 +107,12 @@ def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   measured = lambda report: {key: x for key, x in report.items() if key != "config" and "ms_per_query" not in key}
   assert measured(now) == measured(report)
   assert (tmp_path / "metrics.jsonl").read_text() == rows
+  of = lambda path: jax.tree.leaves(load_text_encoder(path).params)
+  start, trained = of(folder / "bert"), of(tmp_path / "encoder")
+  launch("encoder", folder, tmp_path, *small, "--config.encoder.kept=0.25", launcher="eval")
+  for before, after, averaged in zip(start, trained, of(tmp_path / "encoder"), strict=True):
+    np.testing.assert_allclose(averaged, 0.25 * before + 0.75 * after, rtol=1e-5, atol=1e-7)
+  assert any(np.abs(after - before).max() > 1e-3 for before, after in zip(start, trained, strict=True))
   ended = launch("encoder", folder, tmp_path / "empty", *small, code=2, launcher="eval")
   assert f"error: {tmp_path / 'empty' / 'checkpoints'} does not exist: train first" in ended.stderr
   assert not (tmp_path / "empty").exists()

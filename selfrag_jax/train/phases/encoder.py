@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Weight
+from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Share, Weight
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.language_model import LMEncoder, read
 from selfrag_jax.mesh import check_batch
@@ -42,6 +42,8 @@ class EncoderPhaseConfig(Checked):
   trained: Literal["all", "queries"] = "all"  # queries: the vectors of documents stay those of the start
   contrastive_weight: Weight = 1.0
   language_weight: Weight = 0.0  # of the language loss on the documents, for a language model that must stay one
+  kept: Share = 0.0  # of the start's weights in the average with the trained ones, which is saved (arXiv 2109.01903)
+  matmul_dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of a language model's training; see `ModelConfig`
   chunk: Natural = 0  # rows embedded at once, for batches that exceed the memory; 0: all
   optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -77,6 +79,10 @@ class EncoderPhase(GradientPhase):
       raise ValueError(
         f"{name}.language_weight = {config.language_weight} needs a language model, such as smollm2-135m"
       )
+    if config.matmul_dtype != "auto":
+      if not isinstance(encoder, LMEncoder):
+        raise ValueError(f"{name}.matmul_dtype = {config.matmul_dtype} is for language models, such as smollm2-135m")
+      encoder = encoder.multiplying(config.matmul_dtype)
     super().__init__(name, encoder.init, config, **start)
     self._encoder, self.task, self._config = encoder, task, config
     self._queries, self._documents = encoder.tokens(task.queries), encoder.tokens(task.documents)
