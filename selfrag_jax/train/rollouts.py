@@ -29,6 +29,7 @@ from selfrag_jax.generate.rollout import (
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
+from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import batch_sharding, batch_shards, fetch, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
@@ -158,6 +159,18 @@ class RolloutRunner:
     inputs = abstract(_inputs(batch), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
     return self._run.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+
+  def search(self, batch: SearchBatch, top_k: int) -> np.ndarray:
+    """Search the memory once for every question as it is written; return the slots, int32 [B, top_k]."""
+    memory, encoder = self.memory(batch.corpus), self.encoder
+
+    @jax.jit
+    def found(params: Params, memory: MemoryState) -> ArrayLike:
+      embedded = encoder.apply(encoder.query_params(params), batch.questions, batch.question_lengths)
+      method = self.memory_config.method
+      return search(memory, embedded, top_k, group_ids=jnp.asarray(batch.group_ids), method=method).slots
+
+    return np.asarray(fetch(found(encoder.params, memory)))
 
   def score(self, episodes: Episodes) -> Scores:
     """Score the answers and the found slots against the right answers and the gold slots of the questions."""

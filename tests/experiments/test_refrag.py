@@ -193,6 +193,15 @@ def test_the_report_says_what_the_policy_does(experiment, workdir):
   assert report["bm25_question_all_gold"] == np.mean(named)
 
 
+def test_one_search_for_the_questions_finds_what_numpy_finds(experiment):
+  runner, batch = experiment.runner, experiment.task.batch("test", range(3))
+  memory = runner.memory(batch.corpus)  # fits the encoder
+  asked = runner.encoder.apply(runner.encoder.params, batch.questions, batch.question_lengths)
+  expected = search_numpy(memory, asked, 4).slots
+  np.testing.assert_array_equal(runner.search(batch, 4), expected)
+  assert len({tuple(row) for row in expected.tolist()}) > 1  # it depends on the question
+
+
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):
   assert (workdir / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
   page = (workdir / "report.html").read_text()
