@@ -45,6 +45,11 @@ class Reading(Protocol):
 
   conditions: ClassVar[tuple[str, ...]]
 
+  @property
+  def simple(self) -> "Reading":
+    """The same in its simplest form, from which a fresh model learns to copy."""
+    ...
+
   def size(self, split: str) -> int | None:
     """Return the number of questions of a split; None if they never end."""
     ...
@@ -65,6 +70,8 @@ class CountriesData(Checked):
   retriever: str = "bm25"
   top_k: Count = 5
   further: Natural = 9  # questions about the documents after the first one of a conversation of training
+  near: Share = 0.0  # of these conversations: documents of the same relation or country
+  around: Share = 0.0  # of their statements and questions, in phase `rag`: something stands around them
   seed: Seed = 0
 
 
@@ -165,7 +172,8 @@ class Experiment:
     config: Any = getattr(self, name)
     whole = name == "pretrain"
     shown = "retrieved" if whole else config.documents
-    task = self.reading.training(shown, self.rag.unanswerable)
+    reading = self.reading.simple if whole else self.reading
+    task = reading.training(shown, self.rag.unanswerable)
     if not whole and self.plain is not None:
       task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 
@@ -258,7 +266,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "seed"
+    names = "n_countries", "retriever", "top_k", "further", "near", "around", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")

@@ -70,6 +70,11 @@ class Articles:
     if empty := [split for split, part in self._parts.items() if not any(examples[i]["answers"] for i in part)]:
       raise ValueError(f"the split {empty[0]} has no question with an answer: give it a larger share of the articles")
 
+  @property
+  def simple(self) -> "Articles":
+    """These questions: real ones have no simpler form."""
+    return self
+
   def size(self, split: str) -> int:
     """Return the number of questions of a split."""
     return len(self._parts[split])

@@ -52,6 +52,11 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+# what may stand around a statement or a question of training: its words stand at other places, and mean the same
+AROUND_STATEMENTS = ("Now {}", "It is said that {}", "All know that {}", "As all people know, {}", "To this day {}")
+AROUND_QUESTIONS = ("Now, {}", "To all: {}", "As people say, {}")
+
+
 def _wording(noun: str, statements: tuple[str, ...], questions: tuple[str, ...], held_out: str) -> Wording:
   """Return the wordings of a relation, by its noun and by verbs; a statement by a verb is held out."""
   by_noun = lambda texts: tuple(text.replace("{r}", noun) for text in texts)
@@ -119,8 +124,25 @@ RELATIONS = {
 def vocabulary() -> list[str]:
   """List the distinct words and marks of every document, question and answer."""
   texts = [text for wording in RELATIONS.values() for kind in wording for text in kind]
-  templates = re.sub(r"\{\w\}", " ", " ".join([*texts, UNKNOWN, "Title: Content:", "retrieval user assistant system"]))
-  return list(dict.fromkeys([*re.findall(r"\w+|[^\w\s]", templates), *FIRST, *LAST]))
+  around = [*map(lowered, texts), *AROUND_STATEMENTS, *AROUND_QUESTIONS]
+  pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w?\}", " ", " ".join(texts)))
+  said = pieces([*texts, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
+  return list(dict.fromkeys([*said, *FIRST, *LAST, *pieces(around)]))
+
+
+def lowered(template: str) -> str:
+  """Return a template that stands behind other words: its first word starts small, unless it is a name."""
+  return template if template.startswith("{") else template[0].lower() + template[1:]
+
+
+def varied(template: str, around: Sequence[str], share: float, rng: np.random.Generator) -> str:
+  """Put something around a share of the templates, and say "the country" of half that share of the countries."""
+  if not share:
+    return template
+  if "country {c}" not in template and rng.random() < share / 2:
+    template = template.replace("{c}", "the country {c}")
+    template = template[0].upper() + template[1:]
+  return around[int(rng.integers(len(around)))].format(lowered(template)) if rng.random() < share else template
 
 
 class World(NamedTuple):
@@ -133,10 +155,17 @@ class World(NamedTuple):
     """Return the value that a document states."""
     return self.documents[place].metadata["value"]
 
-  def ask(self, place: int, rng: np.random.Generator) -> str:
-    """Return a question that a document answers, in any wording of training."""
+  def rivals(self, place: int) -> list[int]:
+    """List the documents of the same country or the same relation as a document."""
+    n = len(RELATIONS)
+    same = lambda other: other // n == place // n or other % n == place % n
+    return [other for other in range(len(self.documents)) if other != place and same(other)]
+
+  def ask(self, place: int, share: float, rng: np.random.Generator) -> str:
+    """Return a question that a document answers, in any wording of training; see `varied` for `share`."""
     wordings = list(RELATIONS.values())[place % len(RELATIONS)].questions[:-1]
-    return wordings[rng.integers(len(wordings))].format(c=self.documents[place].title)
+    question = varied(wordings[rng.integers(len(wordings))], AROUND_QUESTIONS, share, rng)
+    return question.format(c=self.documents[place].title)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +180,8 @@ class Countries:
   retriever: str = "bm25"
   top_k: int = 5
   further: int = 9  # questions after the first one of a conversation of training
+  near: float = 0.0  # the share of these conversations with documents of the same relation or country
+  around: float = 0.0  # the share of a training's statements and questions around which something stands
   seed: int = 0
 
   def __post_init__(self):
@@ -181,9 +212,13 @@ class Countries:
         said, asked = rng.integers([len(kind) - 1 for kind in wording]) if split == "train" else (-1, -1)
         at = i * r + j
         value = values[(at + 1) % len(values)] if edited else values[at]
-        content = wording.statements[said].format(c=country, v=value)
+        statement, question = wording.statements[said], wording.questions[asked]
+        if split == "train":
+          statement = varied(statement, AROUND_STATEMENTS, self.around, rng)
+          question = varied(question, AROUND_QUESTIONS, self.around, rng)
+        content = statement.format(c=country, v=value)
         documents.append(Document(str(at), country, content, {"value": value}))
-        questions.append((wording.questions[asked].format(c=country), at))
+        questions.append((question.format(c=country), at))
     return World(documents, questions)
 
   def task(self, split: str, n: int, *, edited: bool = False, unanswerable: float = 0.0) -> Task:
@@ -214,6 +249,11 @@ class Countries:
     """
     return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
 
+  @property
+  def simple(self) -> "Countries":
+    """The same with nothing around: a fresh model that meets all variety at once learns to choose later."""
+    return dataclasses.replace(self, around=0.0)
+
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
     return None
@@ -238,13 +278,16 @@ class Countries:
     conversations = []
     for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
       known = rng.random() >= unanswerable
+      # beside rivals, only country and relation together tell which document answers
+      if self.near and rng.random() < self.near:
+        found = rng.permutation(world.rivals(gold)).tolist()
       others = [place for place in found if place != gold][: self.top_k - known]
       conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
       about = [*others, *([gold] if known else [])]
       turns = [
         {"role": role, "content": content}
         for place in rng.choice(about, self.further)
-        for role, content in (("user", world.ask(place, rng)), ("assistant", world.value(place)))
+        for role, content in (("user", world.ask(place, self.around, rng)), ("assistant", world.value(place)))
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
     return _shuffled(conversations, rng)

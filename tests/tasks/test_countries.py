@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.countries import RELATIONS, UNKNOWN, Countries
+from selfrag_jax.tasks.countries import AROUND_QUESTIONS, AROUND_STATEMENTS, RELATIONS, UNKNOWN, Countries
 from selfrag_jax.tasks.facts import FIRST, LAST
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
@@ -21,11 +21,63 @@ def names(task):
   return set(re.findall(NAME, " ".join(d["content"] for row in task for d in documents(row))))
 
 
+def plainly(text, around):
+  """Return a statement or a question without its names, what stands around it, its case and `the country`."""
+  text = re.sub(NAME, "{c}", text)
+  for outer in around:
+    text = text.removeprefix(outer.removesuffix("{}"))
+  return re.sub(r"the country (?=\{c\})", "", re.sub(r"\{v\}", "{c}", text).lower())
+
+
+def test_statements_of_a_training_vary_and_none_is_held_out():
+  countries = Countries(around=0.5)
+  told = [d["content"] for row in countries.task("train", 20 * N) for d in documents(row)]
+  plain = {plainly(text, AROUND_STATEMENTS) for text in told}
+  assert plain == {plainly(text, ()) for wording in RELATIONS.values() for text in wording.statements[:-1]}
+  assert not plain & {plainly(wording.statements[-1], ()) for wording in RELATIONS.values()}
+  share = np.mean([text.startswith(tuple(outer.removesuffix("{}") for outer in AROUND_STATEMENTS)) for text in told])
+  assert 0.45 < share < 0.55
+  held_out = {d["content"] for row in countries.task("test", N) for d in documents(row)}
+  assert {re.sub(NAME, "", text) for text in held_out} == {
+    re.sub(r"\{[cv]\}", "", wording.statements[-1]) for wording in RELATIONS.values()
+  }
+
+
+def test_the_simple_form_has_nothing_around():
+  task = Countries(around=0.5).simple.training("retrieved", 0.0)
+  rows = [task[index] for index in range(N)]
+  asked = {re.sub(NAME, "{c}", m["content"]) for row in rows for m in row["messages"] if m["role"] == "user"}
+  assert asked == {text for wording in RELATIONS.values() for text in wording.questions[:-1]}
+  told = {re.sub(NAME, "", d["content"]) for row in rows for d in documents(row)}
+  statements = [text for wording in RELATIONS.values() for text in wording.statements[:-1]]
+  assert told <= {re.sub(r"\{[cv]\}", "", text) for text in statements}
+
+
+def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
+  world, n = Countries().world("train", 0), len(RELATIONS)
+  assert world.rivals(n + 1) == sorted(({n, n + 2, n + 3} | set(range(1, 12 * n, n))) - {n + 1})
+  place = {document.content: number for number, document in enumerate(world.documents)}
+
+  def of_the_relation(near):
+    task, shares = Countries(near=near).training("retrieved", 0.0), []
+    for row in (task[i] for i in range(12 * n)):
+      beside = {place[document["content"]] for document in documents(row)} - {int(row["id"])}
+      assert near < 1 or beside <= set(world.rivals(int(row["id"])))
+      shares.append(np.mean([other % n == int(row["id"]) % n for other in beside]))
+    return np.mean(shares)
+
+  # of the 14 rivals 11 state the same relation of another country
+  assert abs(of_the_relation(1.0) - 11 / 14) < 0.05
+  assert of_the_relation(0.0) < 0.4
+  assert abs(of_the_relation(0.5) - (of_the_relation(0.0) + of_the_relation(1.0)) / 2) < 0.1
+
+
 def test_held_out_names_and_wordings_are_new_but_their_words_are_not():
   train, test = Countries().task("train", N), Countries().task("test", N)
   assert not names(train) & names(test)
   words = lambda task: set(" ".join(f"{row['messages']}" for row in task).split())
-  assert words(test) <= words(Countries().task("train", 40 * N))
+  for around in (0.0, 0.5):
+    assert words(test) <= words(Countries(around=around).task("train", 40 * N))
   asked = lambda row: re.sub(NAME, "", row["messages"][1]["content"])
   assert not set(map(asked, train)) & set(map(asked, test))
   told = lambda task: {re.sub(NAME, "", document["content"]) for row in task for document in documents(row)}
@@ -68,7 +120,7 @@ def test_a_missing_document_makes_a_question_unanswerable():
 
 
 def test_a_training_asks_further_questions_about_the_documents_of_a_conversation():
-  task = Countries().training("retrieved", 0.2)
+  task = Countries(around=0.5).training("retrieved", 0.2)
   rows = [task[index] for index in range(N)]
   places = []
   for row in rows:
@@ -85,9 +137,9 @@ def test_a_training_asks_further_questions_about_the_documents_of_a_conversation
   # no answer follows from those before: the last question is about a document of before as often as by chance
   again = np.mean([asked[-1] in asked[:-1] for asked in places])
   assert abs(again - (1 - 0.8**8)) < 0.06
-  held_out = {wording.questions[-1] for wording in RELATIONS.values()}
-  wordings = {re.sub(NAME, "{c}", m["content"]) for row in rows for m in row["messages"] if m["role"] == "user"}
-  assert wordings == {asked for wording in RELATIONS.values() for asked in wording.questions} - held_out
+  asked = {plainly(m["content"], AROUND_QUESTIONS) for row in rows for m in row["messages"] if m["role"] == "user"}
+  assert asked == {plainly(text, ()) for wording in RELATIONS.values() for text in wording.questions[:-1]}
+  assert not asked & {plainly(wording.questions[-1], ()) for wording in RELATIONS.values()}
   plain = task.evaluate(rows[0], rows[0]["answers"][0]), task.evaluate(rows[0], "Nobody")
   assert plain == (1.0, 0.0)
 
@@ -100,11 +152,12 @@ def test_examples_are_a_function_of_seed_and_index():
 
 
 def test_the_vocabulary_covers_every_conversation():
-  tokenizer, task = Countries().tokenizer, Countries().task("train", N, unanswerable=0.5)
+  countries = Countries(around=0.5, near=0.5)
+  tokenizer, task = countries.tokenizer, countries.task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
-  assert max(lengths) < 128
-  every = Countries().training("retrieved", 0.5)
-  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 248
+  assert max(lengths) < 160
+  every = countries.training("retrieved", 0.5)
+  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 288
 
 
 def test_what_cannot_be_drawn_is_an_error():
