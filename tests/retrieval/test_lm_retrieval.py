@@ -91,6 +91,18 @@ def test_queries_have_a_mean_of_their_own(folder, tmp_path):
   np.testing.assert_allclose(load_encoder(tmp_path / "out").for_queries(questions), expected, atol=1e-4)
 
 
+def test_the_scale_can_be_that_of_another_collection(folder):
+  encoder, raw = LMEncoder.load(folder), load_encoder(folder)
+  encoder.fit([document.text for document in DOCUMENTS])
+  encoder.fit_queries(encoder.tokens(["where is it?", "who was it?"]))
+  before, texts = encoder.constants, [f"{text} and more" for text in TEXTS]
+  encoder.fit_scale(texts)
+  for name in ("mean", "query_mean"):
+    np.testing.assert_array_equal(encoder.constants[name], before[name])
+  np.testing.assert_allclose(encoder.constants["scale"], 1 / pooled_of(raw, texts).std(axis=0), rtol=1e-3)
+  assert not np.allclose(encoder.constants["scale"], before["scale"], rtol=0.1)
+
+
 def pooled_of(encoder, texts):
   tokens, lengths = pad_rows(encoder.tokens(texts), 96)
   return np.asarray(pooled(encoder.config, encoder.params["model"], tokens, lengths))

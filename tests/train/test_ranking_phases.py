@@ -239,6 +239,19 @@ def test_chunks_change_neither_loss_nor_gradient_of_embedding_and_writing(data, 
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), da, db)
 
 
+def test_products_of_the_training_are_rounded_and_those_of_the_encoder_are_not(data, encoder, lm_encoder):
+  options = {"query_tokens": 24, "document_tokens": 20, "batch_size": 4, "language_weight": 0.5}
+  exact, rounded = (encoder_phase(data, lm_encoder, **options, matmul_dtype=d) for d in ("auto", "bfloat16"))
+  batch = exact.batch(0)
+  with jax.set_mesh(exact._mesh):
+    losses = [float(phase._loss(lm_encoder.params, batch).loss) for phase in (exact, rounded)]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+  assert losses[0] != losses[1]
+  assert lm_encoder.config.matmul_dtype is None
+  with pytest.raises(ValueError, match=r"encoder\.matmul_dtype = bfloat16 is for language models"):
+    encoder_phase(data, encoder, matmul_dtype="bfloat16")
+
+
 def test_the_language_loss_needs_a_language_model_that_reads_documents(data, encoder, lm_encoder):
   with pytest.raises(ValueError, match=r"encoder\.language_weight = 0\.5 needs a language model"):
     encoder_phase(data, encoder, language_weight=0.5)
