@@ -113,7 +113,7 @@ def refusal(module, config):
 
 @pytest.mark.parametrize(("name", "config"), [case for case in CASES if isinstance(case[1].get("model"), dict)])
 def test_an_odd_number_of_a_model_is_taken_or_refused_by_name(name, config):
-  section = {"vocab_size": 128, **config["model"], "dtype": "float32"}
+  section = {"vocab_size": 128, **config["model"], "dtype": "float32", "matmul_dtype": None}
   for (key,) in numbers(section):
     for value in ODD:
       message = None
