@@ -137,8 +137,8 @@ def configure_xla() -> None:
   """Set the XLA flags that this project needs; call it before the first JAX operation, which reads the flags.
 
   jaxlib 0.10.2 fuses CPU reductions through YNNPACK: training is slower by half with it, and some programs with arrays
-  of rank 7 and more crash (jax issues 40412 and 39257). Products stay with it: those of bfloat16 run on a CPU's matrix
-  units, several times as fast as in float32. Other releases get no flag: an unknown flag is fatal.
+  of rank 7 and more crash (jax issues 40412 and 39257). Products stay with it: those of bfloat16 reach a CPU's matrix
+  units in no other way. Other releases get no flag: an unknown flag is fatal.
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if metadata.version("jaxlib") == "0.10.2" and "xla_cpu_experimental_ynn_fusion_type" not in flags:

@@ -136,7 +136,7 @@ class LM(nn.Module):
     """Return the logits [..., V] in at least float32, with V padded; padding ids get the lowest finite number."""
     c = self.config
     flat_NxD = hidden.reshape(-1, c.d_model)  # as in `linear`
-    logits = product(flat_NxD, self.head, c.matmul_dtype, turned=True, out=accumulation_dtype(hidden.dtype))
+    logits = product(flat_NxD, self.head, c.matmul_dtype, transposed=True, out=accumulation_dtype(hidden.dtype))
     logits = logits.reshape(*hidden.shape[:-1], c.padded_vocab)
     if c.logit_softcap is not None:
       logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)

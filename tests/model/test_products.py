@@ -18,29 +18,29 @@ def rounded(x):
   return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), np.float64)
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(16, 5, 24), (24, 40, 3), (7, 6, 6), (1, 8, 2)])
-def test_value_and_gradients_are_products_of_rounded_numbers(rows, inputs, outputs, turned):
+def test_value_and_gradients_are_products_of_rounded_numbers(rows, inputs, outputs, transposed):
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-  x, w, g = draw(rows, inputs), draw(*((outputs, inputs) if turned else (inputs, outputs))), draw(rows, outputs)
-  value, gradients = jax.vjp(lambda x, w: product(x, w, "bfloat16", turned=turned), x, w)
+  x, w, g = draw(rows, inputs), draw(*((outputs, inputs) if transposed else (inputs, outputs))), draw(rows, outputs)
+  value, gradients = jax.vjp(lambda x, w: product(x, w, "bfloat16", transposed=transposed), x, w)
   dx, dw = gradients(jnp.asarray(g))
-  matrix = rounded(w).T if turned else rounded(w)
+  matrix = rounded(w).T if transposed else rounded(w)
   dmatrix = rounded(x).T @ rounded(g)
   assert (value.dtype, dx.dtype, dw.dtype) == (jnp.float32,) * 3
   close = lambda ours, exact: np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
   close(value, rounded(x) @ matrix)
   close(dx, rounded(g) @ matrix.T)
-  close(dw, dmatrix.T if turned else dmatrix)
-  assert np.abs(np.asarray(value) - x @ (w.T if turned else w)).max() > 1e-3  # they were rounded
+  close(dw, dmatrix.T if transposed else dmatrix)
+  assert np.abs(np.asarray(value) - x @ (w.T if transposed else w)).max() > 1e-3  # they were rounded
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_inputs_are_their_own_dtype_unless_told_otherwise(turned):
-  x, w = np.ones((2, 3), np.float32) / 3, np.ones((4, 3) if turned else (3, 4), np.float32) / 7
+@pytest.mark.parametrize("transposed", [False, True])
+def test_inputs_are_their_own_dtype_unless_told_otherwise(transposed):
+  x, w = np.ones((2, 3), np.float32) / 3, np.ones((4, 3) if transposed else (3, 4), np.float32) / 7
   for dtype in (None, "float32"):
-    np.testing.assert_allclose(product(x, w, dtype, turned=turned), x @ (w.T if turned else w), rtol=3e-7)
+    np.testing.assert_allclose(product(x, w, dtype, transposed=transposed), x @ (w.T if transposed else w), rtol=3e-7)
 
 
 @pytest.mark.parametrize("pattern", ["TT", "MM"])
