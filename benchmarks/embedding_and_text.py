@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
   parts = read_parts(JudgedTitles(path=TRAIN.value))
   vocab_size = load_pretrained(FIRST.value).base_vocab_size  # ids that were appended write nothing
   for source in [FIRST.value, *MODELS.value]:
-    encoder = LMEncoder.load(source)
+    encoder = LMEncoder.load(source, dtype="float32")
     if not encoder.constants:
       encoder.fit([document.text for document in parts["train"].documents])
       encoder.fit_queries(encoder.tokens(list(parts["train"].queries.values())))

@@ -9,8 +9,8 @@ rows into a cache, with the logits of the last token; and greedy decoding of 32 
 and for 16. Prints the median time over the turns, and the ratio of the two times (above 1: faster here) with its
 median, lowest and highest turn. For one row, it also prints the bytes of weights that decoding reads per second, beside
 the rate at which the same bytes are summed. With `--bfloat16` the inputs of products are rounded, here by
-`matmul_dtype`, there by autocast, and the losses must agree to 1e-2. Needs torch and transformers:
-`pip install -e '.[test]'`.
+`matmul_dtype`, there by autocast, and the losses must agree to 1e-2. On a GPU both are on it, and products in float32
+are TF32 in both, which is XLA's default there. Needs torch and transformers: `pip install -e '.[test]'`.
 """
 
 import dataclasses
@@ -123,12 +123,16 @@ def theirs(folder: str, rounded: bool) -> dict[str, Callable[[], float]]:
   import torch
   from transformers import DynamicCache, LlamaForCausalLM
 
-  autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=rounded)
-  model = LlamaForCausalLM.from_pretrained(folder)
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  torch.set_float32_matmul_precision("high")  # on a GPU, TF32
+  autocast = lambda: torch.autocast(device, torch.bfloat16, enabled=rounded)
+  model = LlamaForCausalLM.from_pretrained(folder).to(device)
   # training moves `model`; the copy decodes with the first weights, so that both libraries continue alike for long
-  frozen = LlamaForCausalLM.from_pretrained(folder).eval()
+  frozen = LlamaForCausalLM.from_pretrained(folder).to(device).eval()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.01)
-  rows = torch.from_numpy(tokens(ROWS, TIME)).long()
+  ids = lambda rows, time: torch.from_numpy(tokens(rows, time)).long().to(device)
+  rows = ids(ROWS, TIME)
+  # an item is a copy to the host, which waits for the device
 
   def step() -> float:
     start = time.perf_counter()
@@ -145,18 +149,20 @@ def theirs(folder: str, rounded: bool) -> dict[str, Callable[[], float]]:
   def prefill() -> float:
     start = time.perf_counter()
     with autocast():
-      frozen(rows, past_key_values=DynamicCache(), logits_to_keep=1)
+      frozen(rows, past_key_values=DynamicCache(), logits_to_keep=1).logits[0, 0, 0].item()
     return time.perf_counter() - start
 
   @torch.no_grad()
   def decoding(n: int) -> float:
     cache = DynamicCache()
-    prompts = torch.from_numpy(tokens(n, PROMPT)).long()
+    prompts = ids(n, PROMPT)
     with autocast():
       logits = frozen(prompts, past_key_values=cache, logits_to_keep=1).logits
+      logits[0, 0, 0].item()
       start = time.perf_counter()
       for _ in range(NEW):
         logits = frozen(logits[:, -1:].argmax(-1), past_key_values=cache).logits
+      logits[0, 0, 0].item()
       return time.perf_counter() - start
 
   weights = [p.data for p in frozen.parameters()]

@@ -42,11 +42,17 @@ class Arm(dict[str, np.ndarray]):
 
 
 def read_arms(name: str, folders: Iterable[str]) -> dict[str, Arm]:
-  """Return a run's arms before and after reinforcement, the questions of its folds one behind the other."""
+  """Return a run's one search of its memory and its arms before and after reinforcement; the folds are joined."""
   reports = [read_npz(Path(folder) / "report.npz") for folder in folders]
   fields = ("all_gold", "exact_match", "f1")
   of = lambda condition: Arm({f: np.concatenate([r[f"{condition}.{f}"] for r in reports]) for f in fields})
-  return {f"{name}: before": of(BEFORE), f"{name}: after": of(AFTER)}
+  # every test question was searched for, but perhaps not every one was rolled out
+  once = [report["memory_question.all_gold"][: len(report[f"{AFTER}.all_gold"])] for report in reports]
+  return {
+    MEMORY: Arm(all_gold=np.concatenate(once)),
+    f"{name}: before": of(BEFORE),
+    f"{name}: after": of(AFTER),
+  }
 
 
 def asked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +85,6 @@ def peers(config: dict[str, Any]) -> dict[str, np.ndarray]:
   slots = {
     name: [[int(d.id) for d in row] for row in r.retrieve_batch(questions, budget)] for name, r in retrievers.items()
   }
-  slots = {MEMORY: experiment.runner.search(batch, budget).tolist(), **slots}
   return {name: all_of(found) for name, found in slots.items()}
 
 
@@ -124,13 +129,15 @@ def main(argv: list[str]) -> None:
   for each in arms.values():
     table |= each
   reference = table[MEMORY]["all_gold"]
+  if any((each[MEMORY]["all_gold"] != reference).any() for each in arms.values()):
+    raise ValueError("the runs searched different memories: compare runs of one encoder")
   print(f"\n{len(reference)} questions, folds {folds[first]}\n")
   print(f"{'':36}all gold found        to the one search        exact match           F1")
   for name, scores in table.items():
     print(row(name, scores, reference))
   print("\nafter - before the reinforcement, and the smallest effect that would be seen with a power of .8")
   for name, each in arms.items():
-    print(gain(name, *each.values()))
+    print(gain(name, each[f"{name}: before"], each[f"{name}: after"]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Exact search on the device beside ScaNN's brute force and faiss's IndexFlatIP, on the same vectors.
+"""Exact search on the device beside torch there, ScaNN's brute force and faiss's IndexFlatIP, on the same vectors.
 
   python benchmarks/search.py [--rows=100000] [--width=384] [--turns=10]
 
 Each library has a process of its own, with its default threads; they take turns, and only one works at a time. A turn
 is one search that is not timed and three that are. Prints the median time of each library, and ours as a ratio to the
-best peer. Exit code 1 if a library finds other rows. faiss comes with `pip install -e '.[peers]'`.
+best peer. Exit code 1 if a library finds other rows. A library that is not installed is left out; faiss comes with
+`pip install -e '.[peers]'`. On a GPU, torch is on it, too.
 """
 
 import importlib.util
@@ -63,7 +64,16 @@ def faiss(vectors: np.ndarray) -> Search:
   return lambda queries: index.search(queries, K)[1]
 
 
-METHODS = {"selfrag_jax": ours, "ScaNN": scann, "faiss": faiss}
+def torch(vectors: np.ndarray) -> Search:
+  """Search with a product and a top-k of torch, on a GPU if there is one."""
+  import torch
+
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  rows = torch.from_numpy(vectors).to(device).T
+  return lambda queries: torch.topk(torch.from_numpy(queries).to(device) @ rows, K).indices.cpu().numpy()
+
+
+METHODS = {"selfrag_jax": ours, "torch": torch, "ScaNN": scann, "faiss": faiss}
 
 
 def work(name: str, rows: int, width: int, pipe: Connection) -> None:
@@ -83,7 +93,7 @@ def work(name: str, rows: int, width: int, pipe: Connection) -> None:
 def main(_) -> None:
   """Time all libraries and print the table."""
   context = multiprocessing.get_context("spawn")
-  names = [name for name in METHODS if name != "faiss" or importlib.util.find_spec("faiss")]
+  names = [name for name in METHODS if importlib.util.find_spec(name.lower())]
   pipes, workers = {}, []
   for name in names:
     pipes[name], end = context.Pipe()

@@ -21,7 +21,7 @@ from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
 from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
 from selfrag_jax.model.stored import check_export
-from selfrag_jax.ragged import length_mask
+from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.storage.arrays import npz_bytes, read_npz
 from selfrag_jax.storage.json_lines import refuse_pointer
 from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
@@ -30,6 +30,7 @@ from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 CONSTANTS = "encoder.npz"
 FITTED = ("mean", "scale", "query_mean")
 SAMPLE = 256  # texts of a corpus from which `fit` computes mean and scale
+STEP = 32  # rows are padded to the longest row of their batch, rounded up to a multiple of this
 HEAD_TOKENS = 4096  # tokens whose logits exist at once
 
 
@@ -136,15 +137,18 @@ class LMEncoder(TextEncoder):
     """Compute the mean of queries over `SAMPLE` rows. Raises ValueError before `fit`, which would set it again."""
     if not self._fitted:
       raise ValueError("fit the encoder to documents first: queries are standardised by their scale")
-    sample = rows[:: max(len(rows) // SAMPLE, 1)][:SAMPLE]
-    self.constants = {**self.constants, "query_mean": self._states(sample).mean(axis=0)}
+    self.constants = {**self.constants, "query_mean": self._states(spaced(rows)).mean(axis=0)}
 
   def fit_scale(self, texts: Sequence[str]) -> None:
     """Compute the scale again, over the documents of a collection; the means stay those of the training.
 
     The dimensions in which the documents of a collection differ are others than those of the training.
     """
-    spread = np.maximum(self._states(self.tokens(texts[:: max(len(texts) // SAMPLE, 1)][:SAMPLE])).std(axis=0), 1e-6)
+    self.fit_scale_to_tokens(self.tokens(spaced(texts)))
+
+  def fit_scale_to_tokens(self, rows: Sequence[Sequence[int]]) -> None:
+    """Compute the scale again, over `SAMPLE` of these rows."""
+    spread = np.maximum(self._states(spaced(rows)).std(axis=0), 1e-6)
     self.constants = {**self.constants, "scale": 1 / spread}
 
   def _states(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -183,6 +187,10 @@ class LMEncoder(TextEncoder):
     standard = (vectors_BxD - params["mean"][None]) * params["scale"][None]
     return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
 
+  def _rounded(self, length: int) -> int:
+    # a program takes seconds to compile, longer than to read the pads
+    return min(round_up(max(length, 1), STEP), max(self.max_tokens, length))
+
   def check_folder(self, folder: str | os.PathLike) -> None:
     """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
     check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
@@ -196,6 +204,11 @@ class LMEncoder(TextEncoder):
       raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
     others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in FITTED})}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others, **self._kept)
+
+
+def spaced(items: Sequence[Any]) -> Sequence[Any]:
+  """Return `SAMPLE` items, evenly spaced."""
+  return items[:: max(len(items) // SAMPLE, 1)][:SAMPLE]
 
 
 def fitted_constants(source: str | os.PathLike, config: ModelConfig) -> dict[str, np.ndarray]:

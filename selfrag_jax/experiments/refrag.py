@@ -173,6 +173,7 @@ def dry_run(experiment: Experiment) -> None:
 
 SCORES = ("em", "f1", "all_gold", "valid")  # reported for each condition
 TIES = 32  # documents asked for beyond the budget: of equal scores, the first document in the corpus is taken
+QUESTIONS = ("memory", "bm25")  # asked once for each question as it is written
 COUNTS = ("dropped_questions", "unanswered_questions", "cut_passages")  # of questions and passages of a folder
 
 
@@ -218,12 +219,14 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   with jax.set_mesh(experiment.mesh):
     policies = _policies(experiment, take)
     scores = evaluate_all(experiment, policies)
-    report = summarize(experiment, scores)
+    questions = single_searches(experiment)
+    report = summarize(experiment, scores, questions)
     shown = {"before reinforcement": policies["sft"], "after": policies["rl"]}
     bounds, rl, batch = experiment.rollout, experiment.rl, experiment.evaluation.batch_size
     write_examples(workdir / "report.html", experiment.runner, shown, bounds, rl, batch)
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   arrays = {f"{name}.{field}": values for name, of in scores.items() for field, values in of._asdict().items()}
+  arrays |= {f"{name}_question.all_gold": values for name, values in questions.items()}
   write_bytes_atomic(workdir / "report.npz", npz_bytes(arrays))
   figures.em_over_steps(workdir, report)
   base.write_report(workdir, "report", report, as_rows(report), experiment.config)
@@ -260,7 +263,11 @@ def value_names(experiment: Experiment) -> set[str]:
     policies.add("sft_gold")
   names = {f"{field}.{name}" for field in SCORES for name in _conditions(experiment, policies)}
   names |= {"recall.hop1", "recall.gold", "searches_per_question", "format_valid", "chance", "n", "parameters", "seed"}
-  of_passages = {"bm25_question_all_gold", *COUNTS} if isinstance(experiment.task, PassageSearch) else set()
+  of_passages = (
+    {*(f"{name}_question_all_gold" for name in QUESTIONS), *COUNTS}
+    if isinstance(experiment.task, PassageSearch)
+    else set()
+  )
   return names | of_passages | {"wall_seconds"}
 
 
@@ -284,8 +291,10 @@ def bm25(experiment: Experiment) -> HostRetrieve:
   return retrieve
 
 
-def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str, Any]:
-  """Turn scores into the report."""
+def summarize(
+  experiment: Experiment, scores: Mapping[str, Scores], questions: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+  """Turn the scores of the conditions, and the finds of `single_searches`, into the report."""
   final = scores["refrag"]
   means = lambda field: {name: float(getattr(score, field).mean()) for name, score in scores.items()}
   interval = lambda score: list(wilson_interval(int(score.exact_match.sum()), len(score.exact_match)))
@@ -306,20 +315,27 @@ def summarize(experiment: Experiment, scores: Mapping[str, Scores]) -> dict[str,
     "seed": experiment.seed,
   }
   if isinstance(experiment.task, PassageSearch):
-    report["bm25_question_all_gold"] = bm25_of_questions(experiment)
+    report |= {f"{name}_question_all_gold": float(found.mean()) for name, found in questions.items()}
     for name in COUNTS:
       report[name] = getattr(experiment.task, name)
   return report
 
 
-def bm25_of_questions(experiment: Experiment) -> float:
-  """Return the share of questions whose gold passages BM25 finds all, asked the question, in the policy's budget."""
-  task: Any = experiment.task
+def single_searches(experiment: Experiment) -> dict[str, np.ndarray]:
+  """Return whether one search for each test question finds all gold passages, float32 [N], by retriever.
+
+  It may find as many documents as a policy sees. Passages alone have questions as texts; else there is nothing.
+  """
+  if not isinstance(experiment.task, PassageSearch):
+    return {}
+  task, budget = experiment.task, experiment.document_budget
   indices = np.arange(task.size("test"))
+  batch = task.batch("test", indices)
   queries = [task.tokenizer.encode(text) for text in task.texts("test", indices)]
-  gold = task.batch("test", indices).gold
-  found = [{slot for slot, _ in row} for row in bm25(experiment)(queries, 0)]
-  return float(np.mean([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, found, strict=True)]))
+  by_words = [[slot for slot, _ in row] for row in bm25(experiment)(queries, 0)]
+  found = dict(zip(QUESTIONS, (experiment.runner.search(batch, budget).tolist(), by_words), strict=True))
+  all_of = lambda slots: [set(g[g >= 0].tolist()) <= set(s) for g, s in zip(batch.gold, slots, strict=True)]
+  return {name: np.array(all_of(slots), np.float32) for name, slots in found.items()}
 
 
 def as_rows(report: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -343,7 +359,8 @@ def table(report: Mapping[str, Any]) -> str:
     f"searches a question {report['searches_per_question']:.2f}, n = {report['n']}, {report['wall_seconds']:.0f} s"
   )
   if "bm25_question_all_gold" in report:
-    lines.append(f"BM25 with the question alone finds all gold passages for {report['bm25_question_all_gold']:.3f}")
+    memory, by_words = (report[f"{name}_question_all_gold"] for name in QUESTIONS)
+    lines.append(f"all gold found by one search for the question: the memory {memory:.3f}, BM25 {by_words:.3f}")
     lines.append(f"{report['dropped_questions']} questions left out as too long, {report['cut_passages']} passages cut")
   return "\n".join(lines)
 

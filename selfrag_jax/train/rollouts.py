@@ -51,6 +51,7 @@ class MemoryConfig(Checked):
   encoder: Literal["token_bag", "lm"] = "token_bag"
   dtype: Literal["float32", "bfloat16", "int8"] = "float32"
   method: Literal["exact", "approx"] = "exact"
+  fit_scale: bool = False  # of a language model that brings its constants: to the documents that are searched
 
 
 class Scores(NamedTuple):
@@ -97,6 +98,8 @@ class RolloutRunner:
     encoder_params: Params | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
   ):
+    if memory.fit_scale and not constants:
+      raise ValueError("memory.fit_scale is for encoder = lm and an encoder as init: all others are fitted anyway")
     if memory.encoder == "lm" and encoder_params is None:
       raise ValueError("memory.encoder is lm, but a model from scratch embeds nothing yet: set init, or use token_bag")
     self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
@@ -116,6 +119,8 @@ class RolloutRunner:
       return self._shared[1]
     if not self.encoder.constants:
       self._fit_encoder()
+    elif self.memory_config.fit_scale:
+      self._fit_scale()
     memory = self._build(self.encoder.params, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
@@ -202,14 +207,21 @@ class RolloutRunner:
     return TokenBagEncoder(self.memory_config.d_embed, self.model.padded_vocab, tokenizer.encode, special)
 
   def _fit_encoder(self) -> None:
-    # always to the same documents: the encoder of a resumed run must not depend on the corpus that comes first
-    rows = lambda tokens, lengths: [row[:n] for row, n in zip(tokens, lengths, strict=True)]
-    corpus = self.task.batch("train", [0]).corpus
-    self.encoder.fit_tokens(rows(corpus.keys, corpus.key_lengths))
+    self.encoder.fit_tokens(self._training_keys)
     if isinstance(self.encoder, LMEncoder):
       size = self.task.size("train")
       asked = self.task.batch("train", range(SAMPLE if size is None else min(size, SAMPLE)))
-      self.encoder.fit_queries(rows(asked.questions, asked.question_lengths))
+      self.encoder.fit_queries(_rows(asked.questions, asked.question_lengths))
+
+  def _fit_scale(self) -> None:
+    assert isinstance(self.encoder, LMEncoder)
+    self.encoder.fit_scale_to_tokens(self._training_keys)
+
+  @property
+  def _training_keys(self) -> list[list[int]]:
+    # always the same documents: the encoder of a resumed run must not depend on the corpus that comes first
+    corpus = self.task.batch("train", [0]).corpus
+    return _rows(corpus.keys, corpus.key_lengths)
 
   def _padded(self, corpus: Corpus) -> tuple[Corpus, np.ndarray]:
     """Pad the corpus to a multiple of the mesh's shards; return it and a mask of its real rows, bool [C]."""
@@ -274,6 +286,10 @@ def evaluate(
       episodes = runner.run(params, batch, greedy, key, kind=kind)
     parts.append(Scores(*(column[: n - start] for column in runner.score(episodes))))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _rows(tokens: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+  return [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
 
 
 def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:

@@ -21,6 +21,7 @@ from selfrag_jax.experiments.refrag import bm25, build, dry_run, evaluate, load_
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
+from selfrag_jax.storage.arrays import read_npz
 from selfrag_jax.tasks.passages import INSTRUCTION
 from selfrag_jax.text.chat import document_body
 from selfrag_jax.text.tokenizer import BPETokenizer
@@ -191,6 +192,11 @@ def test_the_report_says_what_the_policy_does(experiment, workdir):
   named = [text.startswith("Who") for text in task.texts("test", range(task.size("test")))]
   assert 0 < np.mean(named) < 1
   assert report["bm25_question_all_gold"] == np.mean(named)
+  everyone = task.batch("test", range(task.size("test")))
+  slots = runner.search(everyone, experiment.document_budget)
+  of_question = [set(gold[gold >= 0]) <= set(found) for gold, found in zip(everyone.gold, slots, strict=True)]
+  assert report["memory_question_all_gold"] == pytest.approx(np.mean(of_question))
+  assert read_npz(workdir / "report.npz")["memory_question.all_gold"].tolist() == of_question
 
 
 def test_one_search_for_the_questions_finds_what_numpy_finds(experiment):
