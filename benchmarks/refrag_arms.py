@@ -1,27 +1,37 @@
-"""REFRAG on real questions: every arm of a reinforcement beside single searches with as many documents.
+"""REFRAG on real questions: ways to reinforce, from the same demonstrations, beside single searches for the questions.
 
-  python benchmarks/refrag_arms.py --run=NAME:FOLDER [--run=NAME:FOLDER,FOLDER ...]
+  python benchmarks/refrag_arms.py --config.data.path=FOLDER,FOLDER --config.data.parts.test=0.5 … --folds=2
+    [--arm=outcome --arm=evidence --arm=experts --arm=mimic] [--workdir=runs/refrag_arms]
 
-Every `--run` is a finished run of `configs/refrag.py:smollm2_135m`, or the runs of its folds; all were asked the same
-questions. The peers are asked those questions alone, and find as many documents as a policy may see: one search of the
-rollouts' own memory, BM25, all-MiniLM-L6-v2, both fused, and a second search of BM25 and of both by a rule. A question
-counts as found if all of its gold passages are. Prints recall, exact match and F1 of every arm, with 95 % intervals;
-paired differences to the one search of the memory; and, of exact match and F1, the differences between after and before
-the reinforcement with the smallest effect that these questions would show with a power of .8.
+Takes the config of `configs/refrag.py:smollm2_135m`. In each fold one policy is trained on demonstrations, and every
+arm starts from it. The reward of `outcome` is for the answer and for few searches, that of `evidence` also for found
+gold documents; `experts` is evidence with a demonstration in each group and near misses that go on behind their first
+search; `mimic` is evidence with rollouts without a right answer pulled to the demonstrations' policy. An arm whose
+scores are in the workdir is not run again, and one that was interrupted goes on from its checkpoint.
+
+The peers are asked the questions alone, and find as many documents as a policy may see: one search of the rollouts' own
+memory, BM25, all-MiniLM-L6-v2, both fused, and a second search of BM25 and of both by a rule. A question counts as
+found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds, with 95 %
+intervals; paired differences to the one search of the memory; and, of exact match and F1, the differences between after
+and before the reinforcement with the smallest effect that these questions would show with a power of .8.
 """
 
-import json
+import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from absl import app, flags, logging
+from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from selfrag_jax.experiments import refrag
+from selfrag_jax.experiments.base import by_training
+from selfrag_jax.experiments.rollout_examples import write_examples
 from selfrag_jax.mesh import configure_xla
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -29,47 +39,81 @@ from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import HybridRetriever
 from selfrag_jax.retrieval.multi_hop import MultiHopRetriever
-from selfrag_jax.storage.arrays import read_npz
+from selfrag_jax.storage.arrays import npz_bytes, read_npz
+from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.train.alarm import CollapseError
+from selfrag_jax.train.phases.refrag import RLConfig
+from selfrag_jax.train.rollouts import Scores
+from selfrag_jax.train.workdir import open_workdir
+from selfrag_jax.typing import Params
 
-RUNS = flags.DEFINE_multi_string("run", [], "NAME:FOLDER, or NAME:FOLDER,FOLDER of several folds", required=True)
-BEFORE, AFTER = "sft", "refrag"  # the report's conditions
+CONFIG = config_flags.DEFINE_config_file("config", "configs/refrag.py:smollm2_135m", "The config of all arms.")
+WORKDIR = flags.DEFINE_string("workdir", "runs/refrag_arms", "The folder of checkpoints and scores.")
+FOLDS = flags.DEFINE_integer(
+  "folds", 1, "The folds of the questions that are tested, from the first on.", lower_bound=1
+)
+ARMS = flags.DEFINE_multi_enum("arm", None, ["outcome", "evidence", "experts", "mimic"], "An arm. Default: all.")
 POWER = 1.96 + 0.84  # standard errors between no effect and one that is seen with a probability of .8
-MEMORY = "one search of the memory"
+MEMORY, BEFORE = "one search of the memory", "demonstrations only"
+FIELDS = ("all_gold", "exact_match", "f1")
+
+Found = dict[str, np.ndarray]  # the scores of each question, by field
 
 
-class Arm(dict[str, np.ndarray]):
-  """The scores of each question: `all_gold`, and `exact_match` and `f1` where there is an answer."""
-
-
-def read_arms(name: str, folders: Iterable[str]) -> dict[str, Arm]:
-  """Return a run's one search of its memory and its arms before and after reinforcement; the folds are joined."""
-  reports = [read_npz(Path(folder) / "report.npz") for folder in folders]
-  fields = ("all_gold", "exact_match", "f1")
-  of = lambda condition: Arm({f: np.concatenate([r[f"{condition}.{f}"] for r in reports]) for f in fields})
-  # every test question was searched for, but perhaps not every one was rolled out
-  once = [report["memory_question.all_gold"][: len(report[f"{AFTER}.all_gold"])] for report in reports]
+def arms(rl: RLConfig) -> dict[str, RLConfig]:
+  """Return the settings of each arm."""
+  reward = dataclasses.replace(rl.reward, terms="weighted")
+  evidence = dataclasses.replace(rl, reward=reward)
+  answers = dataclasses.replace(reward, weights=dataclasses.replace(reward.weights, relevance=0.0))
   return {
-    MEMORY: Arm(all_gold=np.concatenate(once)),
-    f"{name}: before": of(BEFORE),
-    f"{name}: after": of(AFTER),
+    "outcome": dataclasses.replace(evidence, reward=answers),
+    "evidence": evidence,
+    "experts": dataclasses.replace(evidence, experts=True, resample=4),
+    "mimic": dataclasses.replace(evidence, kl_on="wrong", kl_weight=rl.kl_weight or 0.1),
   }
 
 
-def asked(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the settings that choose the questions, the documents and the memory."""
-  bounds = {key: config["rollout"][key] for key in ("max_hops", "documents_per_hop")}
-  data = {key: value for key, value in config["data"].items() if key not in ("cloze", "bridge", "fold")}
-  return {"data": data, "bounds": bounds, "memory": config["memory"], "final": config["evaluation"]["final"]}
+def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]) -> None:
+  """Run the arms of a fold whose scores are not there yet, and the peers."""
+  take = by_training(workdir, experiment.loop, experiment.metadata)
+  sft = take(experiment.sft_phase("sft", experiment.sft))
+  keep = lambda name, arrays: write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
+  score = lambda params: scores_of(experiment.evaluate(params, "test", experiment.evaluation.final))
+  n = min(experiment.task.size("test") or 0, experiment.evaluation.final)
+  if not (workdir / "memory.npz").exists():
+    keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
+  if not (workdir / "peers.npz").exists():
+    keep("peers", peers(experiment.task, n, experiment.document_budget))
+  if not (workdir / "before.npz").exists():
+    keep("before", score(sft))
+  for name in chosen:
+    if (workdir / f"{name}.npz").exists():
+      continue
+    try:
+      keep(name, score(reinforce(experiment, workdir, name, sft)))
+    except CollapseError as error:
+      print(f"{name}, fold {experiment.config['data']['fold']}: {error}", file=sys.stderr, flush=True)
 
 
-def peers(config: dict[str, Any]) -> dict[str, np.ndarray]:
-  """Return whether each single search, and each by a rule, finds all gold passages of the test questions of a fold."""
-  experiment = refrag.build(config)
-  task, budget = experiment.task, experiment.document_budget
-  indices = np.arange(min(task.size("test") or 0, experiment.evaluation.final))
-  batch, questions = task.batch("test", indices), task.texts("test", indices)
-  gold = [set(row[row >= 0].tolist()) for row in batch.gold]
-  all_of = lambda found: np.array([g <= set(f) for g, f in zip(gold, found, strict=True)], float)
+def reinforce(experiment: refrag.Experiment, workdir: Path, name: str, sft: Params) -> Params:
+  """Train an arm, and write a page with rollouts before and after."""
+  rl, metadata = arms(experiment.rl)[name], {**experiment.metadata, "arm": name}
+  (workdir / name).mkdir(exist_ok=True)
+  after = by_training(workdir / name, experiment.loop, metadata)(experiment.rl_phase(sft, rl=rl))
+  shown, page = {"before": sft, "after": after}, workdir / name / "report.html"
+  write_examples(page, experiment.runner, shown, experiment.rollout, rl, experiment.evaluation.batch_size)
+  return after
+
+
+def scores_of(scores: Scores) -> Found:
+  """Return the fields that are reported."""
+  return {field: getattr(scores, field) for field in FIELDS}
+
+
+def peers(task: Any, n: int, budget: int) -> Found:
+  """Return whether each single search, and each by a rule, finds all gold passages of the first n test questions."""
+  indices = np.arange(n)
+  questions, gold = task.texts("test", indices), task.batch("test", indices).gold
   documents = [Document(str(slot), **document) for slot, document in enumerate(task.documents)]
   bm25, dense = BM25Retriever(), DenseRetriever()
   for retriever in (bm25, dense):
@@ -82,27 +126,28 @@ def peers(config: dict[str, Any]) -> dict[str, np.ndarray]:
     "BM25, second query by rule": MultiHopRetriever(bm25),
     "both fused, second query by rule": MultiHopRetriever(fused),
   }
-  slots = {
-    name: [[int(d.id) for d in row] for row in r.retrieve_batch(questions, budget)] for name, r in retrievers.items()
-  }
-  return {name: all_of(found) for name, found in slots.items()}
+  found = {}
+  for name, retriever in retrievers.items():
+    slots = [{int(document.id) for document in row} for row in retriever.retrieve_batch(questions, budget)]
+    found[name] = np.array([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, slots, strict=True)], np.float32)
+  return found
 
 
-def row(name: str, scores: Mapping[str, np.ndarray], first: np.ndarray) -> str:
+def row(name: str, scores: Found, first: np.ndarray) -> str:
   """Format the recall of an arm, its difference to the first one's, and the scores of its answers."""
   found = scores["all_gold"]
   line = "{:36}{:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found))
   line += "  {:+.3f} [{:+.3f}, {:+.3f}]".format((found - first).mean(), *bootstrap_difference(found, first))
-  for field in ("exact_match", "f1"):
+  for field in FIELDS[1:]:
     if field in scores:
       line += "  {:.3f} [{:.3f}, {:.3f}]".format(scores[field].mean(), *bootstrap_interval(scores[field]))
   return line
 
 
-def gain(name: str, before: Arm, after: Arm) -> str:
+def gain(name: str, before: Found, after: Found) -> str:
   """Format the paired gains of the answers, each with the smallest effect that would have been seen."""
   parts = []
-  for field in ("exact_match", "f1"):
+  for field in FIELDS[1:]:
     gained = after[field] - before[field]
     smallest = POWER * gained.std(ddof=1) / len(gained) ** 0.5
     interval = bootstrap_difference(after[field], before[field])
@@ -110,34 +155,38 @@ def gain(name: str, before: Arm, after: Arm) -> str:
   return f"{name}: {'; '.join(parts)}"
 
 
+def table(folds: Sequence[Path], chosen: Sequence[str]) -> str:
+  """Format what the folds hold: all of them for each peer and arm; an arm that one of them lacks is left out."""
+  joined = lambda parts: {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+  read = lambda name: joined([read_npz(fold / f"{name}.npz") for fold in folds])
+  rows = {name: {"all_gold": found} for name, found in read("peers").items()}
+  rows |= {MEMORY: read("memory"), BEFORE: read("before")}
+  done = [name for name in chosen if all((fold / f"{name}.npz").exists() for fold in folds)]
+  after: Mapping[str, Found] = {name: read(name) for name in done}
+  first = rows[MEMORY]["all_gold"]
+  lines = [f"{len(first)} questions of {len(folds)} folds", ""]
+  lines += [f"{'':36}all gold found        to the one search        exact match           F1"]
+  lines += [row(name, scores, first) for name, scores in {**rows, **after}.items()]
+  lines += ["", "after - before the reinforcement, and the smallest effect that would be seen with a power of .8"]
+  return "\n".join(lines + [gain(name, rows[BEFORE], scores) for name, scores in after.items()])
+
+
 def main(argv: list[str]) -> None:
-  """Print the tables. Raises ValueError for runs that were asked other questions."""
+  """Run what is missing, fold by fold, and print the table."""
   if argv[1:]:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   logging.set_verbosity(logging.WARNING)
   configure_xla()
-  runs = {name: folders.split(",") for name, _, folders in (run.partition(":") for run in RUNS.value)}
-  configs = {name: [json.loads((Path(f) / "config.json").read_text()) for f in fs] for name, fs in runs.items()}
-  folds = {name: [config["data"]["fold"] for config in found] for name, found in configs.items()}
-  [first, *_] = configs
-  for name, found in configs.items():
-    if folds[name] != folds[first] or any(asked(config) != asked(configs[first][0]) for config in found):
-      raise ValueError(f"the run {name} was asked other questions than {first}, or has other bounds or folds")
-  by_fold = [peers(config) for config in configs[first]]
-  table: dict[str, Arm] = {name: Arm(all_gold=np.concatenate([fold[name] for fold in by_fold])) for name in by_fold[0]}
-  arms = {name: read_arms(name, folders) for name, folders in runs.items()}
-  for each in arms.values():
-    table |= each
-  reference = table[MEMORY]["all_gold"]
-  if any((each[MEMORY]["all_gold"] != reference).any() for each in arms.values()):
-    raise ValueError("the runs searched different memories: compare runs of one encoder")
-  print(f"\n{len(reference)} questions, folds {folds[first]}\n")
-  print(f"{'':36}all gold found        to the one search        exact match           F1")
-  for name, scores in table.items():
-    print(row(name, scores, reference))
-  print("\nafter - before the reinforcement, and the smallest effect that would be seen with a power of .8")
-  for name, each in arms.items():
-    print(gain(name, each[f"{name}: before"], each[f"{name}: after"]))
+  config = CONFIG.value.to_dict()
+  chosen = ARMS.value or list(arms(RLConfig()))
+  with open_workdir(WORKDIR.value, "refrag") as workdir:
+    folds = [Path(workdir) / f"fold{fold}" for fold in range(FOLDS.value)]
+    for fold, folder in enumerate(folds):
+      experiment = refrag.build({**config, "data": {**config["data"], "fold": fold}})
+      folder.mkdir(exist_ok=True)
+      with jax.set_mesh(experiment.mesh):
+        run_fold(experiment, folder, chosen)
+    print(f"\n{table(folds, chosen)}")
 
 
 if __name__ == "__main__":

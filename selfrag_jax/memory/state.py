@@ -10,6 +10,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -182,4 +183,8 @@ def _store(rows: Array, dtype: DTypeLike) -> tuple[Array, Array]:
   """Convert rows [B, D] to the storage dtype; return them and their scales [B]."""
   if dtype == jnp.int8:
     return quantize(rows)
+  # a cast to bfloat16 and back is no rounding to XLA, which leaves both out on GPUs: the norms were those of other rows
+  kept, exact = jnp.finfo(dtype), rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+  if kept.bits < jnp.finfo(exact.dtype).bits:
+    rows = lax.reduce_precision(exact, exponent_bits=kept.nexp, mantissa_bits=kept.nmant)
   return rows.astype(dtype), jnp.ones(rows.shape[0], jnp.promote_types(dtype, jnp.float32))

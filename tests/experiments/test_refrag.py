@@ -7,6 +7,9 @@ answers `Mulder`, or `Rhine` at times when it samples. So every figure of the re
 import csv
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -293,3 +296,39 @@ def test_of_passages_with_one_score_bm25_takes_the_first(experiment):
 
 def test_bm25_answers_a_batch_in_which_nobody_searches(experiment):
   assert bm25(experiment)([[], []], 0) == [[], []]
+
+
+def start_arms(config, workdir, *arguments):
+  given = {f"config.{section}.{key}": value for section in ("data", "memory") for key, value in config[section].items()}
+  given = {key: value for key, value in given.items() if isinstance(value, int | str) and key != "config.data.name"}
+  sizes = {"rollout": ("max_hops", "documents_per_hop", "max_query_tokens", "max_answer_tokens")}
+  sizes |= {"sft": ("steps", "max_tokens", "accumulate"), "evaluation": ("periodic", "final", "batch_size")}
+  sizes |= {"rl": ("steps", "questions_per_step", "rollouts_per_question", "accumulate")}
+  given |= {f"config.{section}.{key}": config[section][key] for section, keys in sizes.items() for key in keys}
+  flags = [f"--{key}={value}" for key, value in given.items() if value != ""]
+  script = Path(__file__).resolve().parents[2] / "benchmarks" / "refrag_arms.py"
+  command = [sys.executable, str(script), f"--workdir={workdir}", f"--config.init={config['init']}", *flags, *arguments]
+  return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path):
+  chosen = ("--folds=2", "--arm=evidence", "--arm=experts")
+  first = start_arms(config, tmp_path, *chosen)
+  assert first.returncode == 0, first.stderr[-2000:]
+  table = first.stdout[first.stdout.index("6 questions of 2 folds") :].splitlines()
+  names = [line[:36].rstrip() for line in table[3:-4]]
+  assert names[:2] == ["BM25", "MiniLM"]
+  assert names[-4:] == ["one search of the memory", "demonstrations only", "evidence", "experts"]
+  assert [line.partition(":")[0] for line in table[-2:]] == ["evidence", "experts"]
+  # every question is in one fold at most, so that the two are joined
+  scores = [read_npz(tmp_path / f"fold{fold}" / "evidence.npz") for fold in (0, 1)]
+  mean = np.concatenate([part["all_gold"] for part in scores]).mean()
+  assert f"{'evidence':36}{mean:.3f} " in first.stdout
+  assert (tmp_path / "fold1" / "experts" / "report.html").exists()
+
+  kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("fold*/*.npz")}
+  (tmp_path / "fold1" / "experts.npz").unlink()
+  again = start_arms(config, tmp_path, *chosen)
+  assert again.stdout[again.stdout.index("6 questions") :].splitlines() == table  # from the checkpoints
+  changed = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
+  assert changed == {tmp_path / "fold1" / "experts.npz"}
