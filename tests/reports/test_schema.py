@@ -14,7 +14,7 @@ REPORTS = {
   "documents": ["documents_*.json"],
   "encoder": ["encoder_*.json"],
   "position_recall": ["position_recall_*.json", "headlines/*/*/position_recall.json"],
-  "refrag": ["refrag_hybrid_*.json", "refrag_mamba_*.json", "refrag_arms/*.json", "headlines/*/*/report.json"],
+  "refrag": ["refrag_hybrid_*.json", "refrag_mamba_*.json", "refrag_smollm2_*.json", "headlines/*/*/report.json"],
   "rerank": ["rerank_*.json", "headlines/*/*/rerank.json"],
   "sweep": ["headlines/sweep.json"],
 }
