@@ -93,15 +93,16 @@ class LMEncoder(TextEncoder):
 
   @classmethod
   def load(cls, source: str | os.PathLike, dtype: str = "auto", max_tokens: int = 256) -> "LMEncoder":
-    """Load a model that `load_pretrained` takes, or a folder of `save`.
+    """Load a model that `load_pretrained` takes, or a folder of `save`, to compute in a dtype; weights are in float32.
 
     Raises like `load_pretrained`, and ValueError for a model without a tokenizer.
     """
-    found = load_pretrained(source, dtype=computed_in(dtype))
+    found = load_pretrained(source)
     if found.tokenizer is None:
       raise ValueError(f"{source} comes without a tokenizer; an encoder of texts needs one")
     kept = {"base_vocab_size": found.base_vocab_size, "context_tokens": found.context_tokens}
-    encoder = cls(found.config, found.params, found.tokenizer, max_tokens, **kept)
+    config = dataclasses.replace(found.config, dtype=computed_in(dtype))
+    encoder = cls(config, found.params, found.tokenizer, max_tokens, **kept)
     if constants := fitted_constants(source, found.config):
       encoder.constants = constants
     return encoder

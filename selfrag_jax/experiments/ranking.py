@@ -38,8 +38,7 @@ class RankingExperiment(abc.ABC):
     self.settings: Any = settings(sections[self.name], config[self.name], self.name)
     self.loop = settings(LoopConfig, config["loop"], "loop")
     self.data = self.read_data(config["data"])
-    # the small steps of a training are lost in bfloat16 weights, which `auto` loads on accelerators
-    self.encoder: Any = load_text_encoder(config["init"], dtype="float32")
+    self.encoder: Any = load_text_encoder(config["init"])
 
   def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
     """Read the parts of the collection. Raises ValueError with the fix."""

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.refrag import get_config
+from selfrag_jax.encoders.language_model import LMEncoder, pooled
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.refrag import bm25, build, dry_run, evaluate, load_policy, run, value_names
 from selfrag_jax.memory.topk_numpy import search_numpy
@@ -209,6 +210,24 @@ def test_one_search_for_the_questions_finds_what_numpy_finds(experiment):
   expected = search_numpy(memory, asked, 4).slots
   np.testing.assert_array_equal(runner.search(batch, 4), expected)
   assert len({tuple(row) for row in expected.tolist()}) > 1  # it depends on the question
+
+
+def test_the_scale_of_an_encoder_is_fitted_to_the_passages_that_are_searched(config, tmp_path):
+  encoder = LMEncoder.load(config["init"])
+  encoder.fit(["The Rhine flows here.", "Ada was born there.", "Others were not."])
+  encoder.save(tmp_path / "encoder", encoder.params)
+  memory = {**config["memory"], "encoder": "lm"}
+  scales = {}
+  for fitted in (False, True):
+    given = {**config, "init": str(tmp_path / "encoder"), "memory": {**memory, "fit_scale": fitted}}
+    experiment = build(given)
+    runner, corpus = experiment.runner, experiment.task.corpus
+    runner.memory(corpus)
+    scales[fitted] = runner.encoder.constants["scale"]
+    np.testing.assert_array_equal(runner.encoder.constants["mean"], encoder.constants["mean"])
+  np.testing.assert_array_equal(scales[False], encoder.constants["scale"])
+  states = np.asarray(pooled(encoder.config, encoder.params["model"], corpus.keys, corpus.key_lengths))
+  np.testing.assert_allclose(scales[True], 1 / states.std(axis=0), rtol=1e-3)
 
 
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):

@@ -150,6 +150,14 @@ def test_likelihood_is_the_mean_log_probability_of_the_query(folder):
     assert score == pytest.approx(wanted, abs=1e-4)
 
 
+def test_weights_stay_in_float32_where_bfloat16_computes(folder, monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  encoder = load_encoder(folder)
+  assert encoder.config.dtype == "bfloat16"
+  # the steps of a training would be lost in bfloat16 weights
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(encoder.params)} == {"float32"}
+
+
 def test_constants_of_other_vectors_are_refused(folder):
   """Until 2026-11-26 an encoder pooled the last states alone."""
   with pytest.raises(ValueError, match="no query_mean: a version before 2026-11-26"):
