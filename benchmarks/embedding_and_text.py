@@ -33,6 +33,7 @@ TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
 FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
 SCALE = flags.DEFINE_bool("fit_scale", False, "fit the scale of every model to the collection that it searches")
+ROUNDED = flags.DEFINE_bool("bfloat16", False, "Round the inputs of products to bfloat16, where that is faster.")
 WINDOWS = flags.DEFINE_integer("windows", None, "score the first so many windows; None: all", lower_bound=1)
 WINDOW = 1024
 
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> None:
   vocab_size = load_pretrained(FIRST.value).base_vocab_size  # ids that were appended write nothing
   for source in [FIRST.value, *MODELS.value]:
     encoder = LMEncoder.load(source, dtype="float32")
+    if ROUNDED.value:
+      encoder = encoder.multiplying("bfloat16")
     if not encoder.constants:
       encoder.fit([document.text for document in parts["train"].documents])
       encoder.fit_queries(encoder.tokens(list(parts["train"].queries.values())))
