@@ -29,6 +29,7 @@ from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from selfrag_jax.encoders.base import MINILM
 from selfrag_jax.experiments import refrag
 from selfrag_jax.experiments.base import by_training
 from selfrag_jax.experiments.rollout_examples import write_examples
@@ -53,6 +54,7 @@ FOLDS = flags.DEFINE_integer(
   "folds", 1, "The folds of the questions that are tested, from the first on.", lower_bound=1
 )
 ARMS = flags.DEFINE_multi_enum("arm", None, ["outcome", "evidence", "experts", "mimic"], "An arm. Default: all.")
+DENSE = flags.DEFINE_string("dense", MINILM, "The encoder of the dense peer.")
 POWER = 1.96 + 0.84  # standard errors between no effect and one that is seen with a probability of .8
 MEMORY, BEFORE = "one search of the memory", "demonstrations only"
 FIELDS = ("all_gold", "exact_match", "f1")
@@ -75,15 +77,16 @@ def arms(rl: RLConfig) -> dict[str, RLConfig]:
 
 def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]) -> None:
   """Run the arms of a fold whose scores are not there yet, and the peers."""
-  take = by_training(workdir, experiment.loop, experiment.metadata)
-  sft = take(experiment.sft_phase("sft", experiment.sft))
   keep = lambda name, arrays: write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
   score = lambda params: scores_of(experiment.evaluate(params, "test", experiment.evaluation.final))
+  # the peers first: their encoder may be missing, which should not come after the training
   n = min(experiment.task.size("test") or 0, experiment.evaluation.final)
   if not (workdir / "memory.npz").exists():
     keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
   if not (workdir / "peers.npz").exists():
     keep("peers", peers(experiment.task, n, experiment.document_budget))
+  take = by_training(workdir, experiment.loop, experiment.metadata)
+  sft = take(experiment.sft_phase("sft", experiment.sft))
   if not (workdir / "before.npz").exists():
     keep("before", score(sft))
   for name in chosen:
@@ -115,13 +118,13 @@ def peers(task: Any, n: int, budget: int) -> Found:
   indices = np.arange(n)
   questions, gold = task.texts("test", indices), task.batch("test", indices).gold
   documents = [Document(str(slot), **document) for slot, document in enumerate(task.documents)]
-  bm25, dense = BM25Retriever(), DenseRetriever()
+  bm25, dense = BM25Retriever(), DenseRetriever(DENSE.value)
   for retriever in (bm25, dense):
     retriever.add_documents(documents)
   fused = HybridRetriever([bm25, dense])
   retrievers = {
     "BM25": bm25,
-    "MiniLM": dense,
+    DENSE.value: dense,
     "both fused": fused,
     "BM25, second query by rule": MultiHopRetriever(bm25),
     "both fused, second query by rule": MultiHopRetriever(fused),

@@ -331,12 +331,12 @@ def start_arms(config, workdir, *arguments):
 
 
 def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path):
-  chosen = ("--folds=2", "--arm=evidence", "--arm=experts")
+  chosen = ("--folds=2", "--arm=evidence", "--arm=experts", "--dense=token-bag")
   first = start_arms(config, tmp_path, *chosen)
   assert first.returncode == 0, first.stderr[-2000:]
   table = first.stdout[first.stdout.index("6 questions of 2 folds") :].splitlines()
   names = [line[:36].rstrip() for line in table[3:-4]]
-  assert names[:2] == ["BM25", "MiniLM"]
+  assert names[:2] == ["BM25", "token-bag"]
   assert names[-4:] == ["one search of the memory", "demonstrations only", "evidence", "experts"]
   assert [line.partition(":")[0] for line in table[-2:]] == ["evidence", "experts"]
   # every question is in one fold at most, so that the two are joined
