@@ -124,7 +124,8 @@ def theirs(folder: str, rounded: bool) -> dict[str, Callable[[], float]]:
   from transformers import DynamicCache, LlamaForCausalLM
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  torch.set_float32_matmul_precision("high")  # on a GPU, TF32
+  if device == "cuda":
+    torch.set_float32_matmul_precision("high")  # TF32
   autocast = lambda: torch.autocast(device, torch.bfloat16, enabled=rounded)
   model = LlamaForCausalLM.from_pretrained(folder).to(device)
   # training moves `model`; the copy decodes with the first weights, so that both libraries continue alike for long
@@ -132,7 +133,6 @@ def theirs(folder: str, rounded: bool) -> dict[str, Callable[[], float]]:
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.01)
   ids = lambda rows, time: torch.from_numpy(tokens(rows, time)).long().to(device)
   rows = ids(ROWS, TIME)
-  # an item is a copy to the host, which waits for the device
 
   def step() -> float:
     start = time.perf_counter()
@@ -144,6 +144,8 @@ def theirs(folder: str, rounded: bool) -> dict[str, Callable[[], float]]:
     optimizer.step()
     loss.item()
     return time.perf_counter() - start
+
+  # below, an item is copied to the host, which waits for a GPU to finish
 
   @torch.no_grad()
   def prefill() -> float:

@@ -7,16 +7,18 @@ Takes the config of `configs/refrag.py:smollm2_135m`. In each fold one policy is
 arm starts from it. The reward of `outcome` is for the answer and for few searches, that of `evidence` also for found
 gold documents; `experts` is evidence with a demonstration in each group and near misses that go on behind their first
 search; `mimic` is evidence with rollouts without a right answer pulled to the demonstrations' policy. An arm whose
-scores are in the workdir is not run again, and one that was interrupted goes on from its checkpoint.
+scores are in the workdir is not run again, and one that was interrupted goes on from its checkpoint; other settings
+need another workdir.
 
 The peers are asked the questions alone, and find as many documents as a policy may see: one search of the rollouts' own
-memory, BM25, all-MiniLM-L6-v2, both fused, and a second search of BM25 and of both by a rule. A question counts as
-found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds, with 95 %
+memory, BM25, an encoder (`--dense`), both fused, and a second search of BM25 and of both by a rule. A question counts
+as found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds, with 95 %
 intervals; paired differences to the one search of the memory; and, of exact match and F1, the differences between after
 and before the reinforcement with the smallest effect that these questions would show with a power of .8.
 """
 
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +43,7 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.hybrid import HybridRetriever
 from selfrag_jax.retrieval.multi_hop import MultiHopRetriever
 from selfrag_jax.storage.arrays import npz_bytes, read_npz
-from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
 from selfrag_jax.train.alarm import CollapseError
 from selfrag_jax.train.phases.refrag import RLConfig
 from selfrag_jax.train.rollouts import Scores
@@ -106,6 +108,15 @@ def reinforce(experiment: refrag.Experiment, workdir: Path, name: str, sft: Para
   shown, page = {"before": sft, "after": after}, workdir / name / "report.html"
   write_examples(page, experiment.runner, shown, experiment.rollout, rl, experiment.evaluation.batch_size)
   return after
+
+
+def check_same(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Note the settings of a workdir. Raises ValueError if it has others, whose scores would stand in the same table."""
+  path, given = workdir / "config.json", json.loads(json.dumps({**config, "dense": DENSE.value}))
+  if not path.exists():
+    write_json(path, given)
+  elif json.loads(path.read_text()) != given:
+    raise ValueError(f"{path} has other settings than this run: use another --workdir, or the same settings")
 
 
 def scores_of(scores: Scores) -> Found:
@@ -186,6 +197,7 @@ def main(argv: list[str]) -> None:
     folds = [Path(workdir) / f"fold{fold}" for fold in range(FOLDS.value)]
     for fold, folder in enumerate(folds):
       experiment = refrag.build({**config, "data": {**config["data"], "fold": fold}})
+      check_same(Path(workdir), config)
       folder.mkdir(exist_ok=True)
       with jax.set_mesh(experiment.mesh):
         run_fold(experiment, folder, chosen)

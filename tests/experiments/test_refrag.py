@@ -351,3 +351,7 @@ def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path)
   assert again.stdout[again.stdout.index("6 questions") :].splitlines() == table  # from the checkpoints
   changed = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
   assert changed == {tmp_path / "fold1" / "experts.npz"}
+
+  other = start_arms(config, tmp_path, *chosen, "--config.rl.optimizer.learning_rate=0.5")
+  assert other.returncode == 1
+  assert "has other settings than this run: use another --workdir" in other.stderr
