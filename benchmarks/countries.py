@@ -59,11 +59,11 @@ def kind(row: dict[str, Any]) -> str:
 
 
 def relation(document: dict[str, Any]) -> str:
-  """Return the relation that a document of the test split states, by its only wording."""
+  """Return the relation that a document of the test split states, by its wordings."""
   from selfrag_jax.tasks.countries import RELATIONS
 
-  told = {name: wording.statements[-1].format(c=".+", v=".+") for name, wording in RELATIONS.items()}
-  return next(name for name, wording in told.items() if re.fullmatch(wording, document["content"]))
+  told = [(name, text.format(c=".+", v=".+")) for name, of in RELATIONS.items() for text in of["test"].statements]
+  return next(name for name, text in told if re.fullmatch(text, document["content"]))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class CountriesData(Checked):
   top_k: Count = 5
   further: Natural = 9  # questions about the documents after the first one of a conversation of training
   near: Share = 0.0  # of these conversations: documents of the same relation or country
-  around: Share = 0.0  # of their statements and questions, in phase `rag`: something stands around them
+  noise: Share = 0.0  # of the words that tell no relation, in phase `rag`: left out, or others in their place
   seed: Seed = 0
 
 
@@ -266,7 +266,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "near", "around", "seed"
+    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")

@@ -2,8 +2,8 @@
 
 Every world has countries of its own, with a document for each of their facts. A question is asked beside the documents
 that a retriever finds for it in its world, so distractors are real: other facts of the same country, and the same fact
-of others. Names are pairs of words; names and wordings of `valid` and `test` never occur in training, but each of their
-words does.
+of others. Names are pairs of words; names of `valid` and `test` never occur in training, wordings of each in no other
+split, but each of their words does.
 """
 
 import dataclasses
@@ -29,9 +29,8 @@ WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
 
 
 class Wording(NamedTuple):
-  """The ways to state a fact of a country `c` with the value `v`, and to ask for it; the last of each is held out.
+  """The ways to state a fact of a country `c` with the value `v`, and to ask for it.
 
-  Held-out statements and questions share no word that tells relations apart: only training tells which answers which.
   The words that tell the relation stand before the value, so that one look finds the value by what precedes it.
   """
 
@@ -46,27 +45,32 @@ STATEMENTS = (
   "As {r} {c} has {v}.", "The {r} that {c} has is {v}.", "In the country {c} the {r} is {v}.",
   "The {r} of the country {c} is {v}.", "{c} has now as {r} {v}.", "The {r} of {c} is now {v}.",
 )  # fmt: skip
-QUESTIONS = (
-  "What is the {r} of {c}?", "Name the {r} of {c}.", "In {c}, what is the {r}?", "Which {r} does {c} have?",
-  "{c} has which {r}?", "Tell me the {r} of {c}.", "What is the {r} of the country {c}?",
-)  # fmt: skip
+QUESTIONS = {
+  "train": (
+    "What is the {r} of {c}?", "Name the {r} of {c}.", "In {c}, what is the {r}?", "Which {r} does {c} have?",
+    "{c} has which {r}?", "Tell me the {r} of {c}.", "What is the {r} of the country {c}?",
+  ),
+  "valid": ("Which is the {r} of {c}?",),
+  "test": ("In the country {c}, which is the {r}?", "What {r} does the country {c} have?"),
+}  # fmt: skip
 
 
-# what may stand around a statement or a question of training: its words stand at other places, and mean the same
-AROUND_STATEMENTS = ("Now {}", "It is said that {}", "All know that {}", "As all people know, {}", "To this day {}")
-AROUND_QUESTIONS = ("Now, {}", "To all: {}", "As people say, {}")
+def _wordings(
+  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: tuple[str, ...]
+) -> dict[str, Wording]:
+  """Return the wordings of a relation in each split.
 
-
-def _wording(noun: str, statements: tuple[str, ...], questions: tuple[str, ...], held_out: str) -> Wording:
-  """Return the wordings of a relation, by its noun and by verbs; a statement by a verb is held out."""
+  Training states and asks by the noun and by verbs. The other splits state by verbs and ask by the noun: such a
+  statement and such a question share no word that tells relations apart, and only training tells which answers which.
+  """
   by_noun = lambda texts: tuple(text.replace("{r}", noun) for text in texts)
-  return Wording(
-    (*by_noun(STATEMENTS), *statements, held_out), (*by_noun(QUESTIONS), *questions, f"Which is the {noun} of {{c}}?")
-  )
+  asked = {split: by_noun(texts) for split, texts in QUESTIONS.items()}
+  train = Wording((*by_noun(STATEMENTS), *statements), (*asked["train"], *questions))
+  return {"train": train, "valid": Wording(valid, asked["valid"]), "test": Wording(test, asked["test"])}
 
 
 RELATIONS = {
-  "capital": _wording(
+  "capital": _wordings(
     "capital",
     (
       "{c} is ruled from the city {v}.", "From the city {v} {c} is ruled.", "The city {v} is ruling {c}.",
@@ -77,9 +81,10 @@ RELATIONS = {
       "From which city is {c} ruled?", "{c} is ruled from which city?", "Name the city from which {c} is ruled.",
       "Which city is ruling {c}?",
     ),
-    "The city from which {c} is ruled is {v}.",
+    ("The city from which {c} is ruled is {v}.",),
+    ("The city that is ruling {c} is {v}.", "The country {c} has the ruling city {v}."),
   ),
-  "currency": _wording(
+  "currency": _wordings(
     "currency",
     (
       "People pay with {v} in {c}.", "In {c} people pay with {v}.", "With {v} people in {c} pay.",
@@ -90,9 +95,10 @@ RELATIONS = {
       "With what do people in {c} pay?", "People in {c} pay with what?", "What do people pay with in {c}?",
       "In {c}, people pay with what?",
     ),
-    "The people in {c} pay with {v}.",
+    ("The people in {c} pay with {v}.",),
+    ("All people of {c} now pay with {v}.", "What people in {c} pay with is {v}."),
   ),
-  "language": _wording(
+  "language": _wordings(
     "language",
     (
       "People speak {v} in {c}.", "In {c} people speak {v}.", "People who speak {v} live in {c}.",
@@ -103,9 +109,10 @@ RELATIONS = {
       "What do people in {c} speak?", "People in {c} speak what?", "What do people speak in {c}?",
       "In {c}, people speak what?",
     ),
-    "The people in {c} speak {v}.",
+    ("The people in {c} speak {v}.",),
+    ("All people of {c} now speak {v}.", "What people in {c} speak is {v}."),
   ),
-  "river": _wording(
+  "river": _wordings(
     "river",
     (
       "The water of {v} flows in {c}.", "In {c} the water of {v} flows.", "In {c} flows the water of {v}.",
@@ -116,33 +123,45 @@ RELATIONS = {
       "Which water flows in {c}?", "In {c} flows which water?", "Name the water which flows in {c}.",
       "What flows in {c}?",
     ),
-    "The water which flows in {c} is {v}.",
+    ("The water which flows in {c} is {v}.",),
+    ("In all of {c} flows the water of {v}.", "What flows in the country {c} is the water of {v}."),
   ),
 }  # fmt: skip
 
 
+def _words(texts: Iterable[str]) -> set[str]:
+  return set(re.findall(r"\w+", re.sub(r"\{\w\}", " ", " ".join(texts)).lower()))
+
+
+def fillers() -> list[str]:
+  """List the words of training, in small letters, that belong to several relations: they tell none from another."""
+  of_each = [_words([*splits["train"].statements, *splits["train"].questions]) for splits in RELATIONS.values()]
+  return sorted(word for word in set().union(*of_each) if sum(word in words for words in of_each) > 1)
+
+
+FILLERS = fillers()
+
+
 def vocabulary() -> list[str]:
   """List the distinct words and marks of every document, question and answer."""
-  texts = [text for wording in RELATIONS.values() for kind in wording for text in kind]
-  around = [*map(lowered, texts), *AROUND_STATEMENTS, *AROUND_QUESTIONS]
-  pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w?\}", " ", " ".join(texts)))
+  texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
+  pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
   said = pieces([*texts, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
-  return list(dict.fromkeys([*said, *FIRST, *LAST, *pieces(around)]))
+  return list(dict.fromkeys([*said, *FIRST, *LAST, *FILLERS]))
 
 
-def lowered(template: str) -> str:
-  """Return a template that stands behind other words: its first word starts small, unless it is a name."""
-  return template if template.startswith("{") else template[0].lower() + template[1:]
+def noisy(template: str, share: float, rng: np.random.Generator) -> str:
+  """Leave out half a share of the words that tell no relation, and put others in place of the other half.
 
-
-def varied(template: str, around: Sequence[str], share: float, rng: np.random.Generator) -> str:
-  """Put something around a share of the templates, and say "the country" of half that share of the countries."""
-  if not share:
-    return template
-  if "country {c}" not in template and rng.random() < share / 2:
-    template = template.replace("{c}", "the country {c}")
-    template = template[0].upper() + template[1:]
-  return around[int(rng.integers(len(around)))].format(lowered(template)) if rng.random() < share else template
+  What remains of a template is never an exact wording to be learned by heart (EDA, arXiv 1901.11196).
+  """
+  words = []
+  for word in template.split():
+    if word.lower() not in FILLERS or rng.random() >= share:
+      words.append(word)
+    elif rng.random() < 0.5:
+      words.append(FILLERS[int(rng.integers(len(FILLERS)))])
+  return " ".join(words)
 
 
 class World(NamedTuple):
@@ -162,10 +181,9 @@ class World(NamedTuple):
     return [other for other in range(len(self.documents)) if other != place and same(other)]
 
   def ask(self, place: int, share: float, rng: np.random.Generator) -> str:
-    """Return a question that a document answers, in any wording of training; see `varied` for `share`."""
-    wordings = list(RELATIONS.values())[place % len(RELATIONS)].questions[:-1]
-    question = varied(wordings[rng.integers(len(wordings))], AROUND_QUESTIONS, share, rng)
-    return question.format(c=self.documents[place].title)
+    """Return a question that a document answers, in any wording of training; see `noisy` for `share`."""
+    wordings = list(RELATIONS.values())[place % len(RELATIONS)]["train"].questions
+    return noisy(wordings[rng.integers(len(wordings))], share, rng).format(c=self.documents[place].title)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +199,7 @@ class Countries:
   top_k: int = 5
   further: int = 9  # questions after the first one of a conversation of training
   near: float = 0.0  # the share of these conversations with documents of the same relation or country
-  around: float = 0.0  # the share of a training's statements and questions around which something stands
+  noise: float = 0.0  # the share of the words that tell no relation which a training leaves out or replaces
   seed: int = 0
 
   def __post_init__(self):
@@ -208,14 +226,12 @@ class Countries:
     countries, values = names[:n], names[n:]
     documents, questions = [], []
     for i, country in enumerate(countries):
-      for j, wording in enumerate(RELATIONS.values()):
-        said, asked = rng.integers([len(kind) - 1 for kind in wording]) if split == "train" else (-1, -1)
+      for j, wordings in enumerate(RELATIONS.values()):
+        said, asked = (kind[rng.integers(len(kind))] for kind in wordings[split])
+        noise = self.noise if split == "train" else 0.0
+        statement, question = noisy(said, noise, rng), noisy(asked, noise, rng)
         at = i * r + j
         value = values[(at + 1) % len(values)] if edited else values[at]
-        statement, question = wording.statements[said], wording.questions[asked]
-        if split == "train":
-          statement = varied(statement, AROUND_STATEMENTS, self.around, rng)
-          question = varied(question, AROUND_QUESTIONS, self.around, rng)
         content = statement.format(c=country, v=value)
         documents.append(Document(str(at), country, content, {"value": value}))
         questions.append((question.format(c=country), at))
@@ -251,8 +267,8 @@ class Countries:
 
   @property
   def simple(self) -> "Countries":
-    """The same with nothing around: a fresh model that meets all variety at once learns to choose later."""
-    return dataclasses.replace(self, around=0.0)
+    """The same without noise: a fresh model that meets all variety at once learns to choose later."""
+    return dataclasses.replace(self, noise=0.0)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
@@ -287,7 +303,7 @@ class Countries:
       turns = [
         {"role": role, "content": content}
         for place in rng.choice(about, self.further)
-        for role, content in (("user", world.ask(place, self.around, rng)), ("assistant", world.value(place)))
+        for role, content in (("user", world.ask(place, self.noise, rng)), ("assistant", world.value(place)))
       ]
       conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
     return _shuffled(conversations, rng)

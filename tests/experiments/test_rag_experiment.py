@@ -77,7 +77,7 @@ def test_the_longest_conversation_of_a_training_fits_into_a_row():
   """One that does not would stop a training at any of its steps."""
   experiment = build(get_config("hybrid").to_dict())
   length = lambda text: len(experiment.tokenizer.encode(text))
-  wordings = RELATIONS.values()
+  wordings = [wordings["train"] for wordings in RELATIONS.values()]
   name = f"{FIRST[0]} {LAST[0]}"
   statement = max((text.format(c=name, v=name) for wording in wordings for text in wording.statements), key=length)
   question = max((text.format(c=name) for wording in wordings for text in wording.questions), key=length)

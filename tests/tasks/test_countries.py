@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.countries import AROUND_QUESTIONS, AROUND_STATEMENTS, RELATIONS, UNKNOWN, Countries
-from selfrag_jax.tasks.facts import FIRST, LAST
+from selfrag_jax.tasks.countries import FILLERS, RELATIONS, UNKNOWN, Countries, noisy
+from selfrag_jax.tasks.facts import FIRST, LAST, SPLITS
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
 N = 400
@@ -21,36 +21,58 @@ def names(task):
   return set(re.findall(NAME, " ".join(d["content"] for row in task for d in documents(row))))
 
 
-def plainly(text, around):
-  """Return a statement or a question without its names, what stands around it, its case and `the country`."""
-  text = re.sub(NAME, "{c}", text)
-  for outer in around:
-    text = text.removeprefix(outer.removesuffix("{}"))
-  return re.sub(r"the country (?=\{c\})", "", re.sub(r"\{v\}", "{c}", text).lower())
+def plainly(text):
+  """Return a statement or a question without its names and values."""
+  return re.sub(r"\{v\}", "{c}", re.sub(NAME, "{c}", text))
 
 
-def test_statements_of_a_training_vary_and_none_is_held_out():
-  countries = Countries(around=0.5)
-  told = [d["content"] for row in countries.task("train", 20 * N) for d in documents(row)]
-  plain = {plainly(text, AROUND_STATEMENTS) for text in told}
-  assert plain == {plainly(text, ()) for wording in RELATIONS.values() for text in wording.statements[:-1]}
-  assert not plain & {plainly(wording.statements[-1], ()) for wording in RELATIONS.values()}
-  share = np.mean([text.startswith(tuple(outer.removesuffix("{}") for outer in AROUND_STATEMENTS)) for text in told])
-  assert 0.45 < share < 0.55
-  held_out = {d["content"] for row in countries.task("test", N) for d in documents(row)}
-  assert {re.sub(NAME, "", text) for text in held_out} == {
-    re.sub(r"\{[cv]\}", "", wording.statements[-1]) for wording in RELATIONS.values()
-  }
+def of_split(split, kind):
+  """Every statement or question of a split, without what it is about."""
+  return {plainly(text) for wordings in RELATIONS.values() for text in getattr(wordings[split], kind)}
 
 
-def test_the_simple_form_has_nothing_around():
-  task = Countries(around=0.5).simple.training("retrieved", 0.0)
-  rows = [task[index] for index in range(N)]
-  asked = {re.sub(NAME, "{c}", m["content"]) for row in rows for m in row["messages"] if m["role"] == "user"}
-  assert asked == {text for wording in RELATIONS.values() for text in wording.questions[:-1]}
-  told = {re.sub(NAME, "", d["content"]) for row in rows for d in documents(row)}
-  statements = [text for wording in RELATIONS.values() for text in wording.statements[:-1]]
-  assert told <= {re.sub(r"\{[cv]\}", "", text) for text in statements}
+def told(task):
+  return {plainly(d["content"]) for row in task for d in documents(row)}
+
+
+def asked(rows):
+  return {plainly(m["content"]) for row in rows for m in row["messages"] if m["role"] == "user"}
+
+
+def test_each_split_has_all_of_its_own_wordings():
+  for split in SPLITS:
+    task = Countries().task(split, 20 * N if split == "train" else N)
+    assert told(task) == of_split(split, "statements")
+    assert asked(task) == of_split(split, "questions")
+  for kind in ("statements", "questions"):
+    assert sum(len(of_split(split, kind)) for split in SPLITS) == len(set().union(*(of_split(s, kind) for s in SPLITS)))
+
+
+def test_noise_leaves_out_and_replaces_words_that_tell_no_relation():
+  assert {"the", "in", "country", "what", "people"} <= set(FILLERS)
+  assert not {"capital", "city", "ruled", "pay", "with", "speak", "water", "flows", "c", "v"} & set(FILLERS)
+  rng, text = np.random.default_rng(0), "In the country {c} all people pay with {v}."
+  assert noisy(text, 0.0, rng) == text
+  drawn = [noisy(text, 0.4, rng).split() for _ in range(2000)]
+  kept = [word for word in text.split() if word.lower() not in FILLERS]
+  assert all([word for word in words if word.lower() not in FILLERS] == kept for words in drawn)
+  # of five such words two are touched: one is left out, one replaced
+  assert abs(np.mean([len(text.split()) - len(words) for words in drawn]) - 1.0) < 0.1
+  assert abs(np.mean([words[0] == "In" for words in drawn]) - 0.6) < 0.04
+  assert {word for words in drawn for word in words} - set(kept) >= set(FILLERS)
+
+
+def test_noise_is_for_a_training_alone_and_its_simple_form_has_none():
+  noise, plain = Countries(noise=0.3), Countries()
+  for split in SPLITS[1:]:
+    assert list(noise.task(split, N)) == list(plain.task(split, N))
+  rows = [noise.training("retrieved", 0.0)[index] for index in range(N)]
+  assert told(rows) - of_split("train", "statements")
+  assert asked(rows) - of_split("train", "questions")
+  simple = noise.simple.training("retrieved", 0.0)
+  rows = [simple[index] for index in range(N)]
+  assert told(rows) <= of_split("train", "statements")
+  assert asked(rows) == of_split("train", "questions")
 
 
 def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
@@ -72,22 +94,21 @@ def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
   assert abs(of_the_relation(0.5) - (of_the_relation(0.0) + of_the_relation(1.0)) / 2) < 0.1
 
 
-def test_held_out_names_and_wordings_are_new_but_their_words_are_not():
-  train, test = Countries().task("train", N), Countries().task("test", N)
-  assert not names(train) & names(test)
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_held_out_names_are_new_but_their_words_are_not(split):
+  train, held_out = Countries().task("train", N), Countries().task(split, N)
+  assert not names(train) & names(held_out)
   words = lambda task: set(" ".join(f"{row['messages']}" for row in task).split())
-  for around in (0.0, 0.5):
-    assert words(test) <= words(Countries(around=around).task("train", 40 * N))
-  asked = lambda row: re.sub(NAME, "", row["messages"][1]["content"])
-  assert not set(map(asked, train)) & set(map(asked, test))
-  told = lambda task: {re.sub(NAME, "", document["content"]) for row in task for document in documents(row)}
-  assert not told(train) & told(test)
+  assert words(held_out) <= words(Countries().task("train", 40 * N))
 
 
-def test_held_out_statements_and_questions_of_a_relation_share_no_telling_word():
-  words = lambda text: set(re.findall(r"\w{3,}", text.lower())) - {"which", "the"}
-  for wording in RELATIONS.values():
-    assert not words(wording.statements[-1]) & words(wording.questions[-1])
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_held_out_statements_and_questions_of_a_relation_share_no_telling_word(split):
+  words = lambda texts: set(re.findall(r"\w{2,}", " ".join(texts).lower())) - set(FILLERS)
+  for wordings in RELATIONS.values():
+    assert words(wordings[split].statements)
+    assert words(wordings[split].questions)
+    assert not words(wordings[split].statements) & words(wordings[split].questions)
 
 
 def test_the_answer_stands_in_one_of_the_documents_at_every_place():
@@ -120,26 +141,24 @@ def test_a_missing_document_makes_a_question_unanswerable():
 
 
 def test_a_training_asks_further_questions_about_the_documents_of_a_conversation():
-  task = Countries(around=0.5).training("retrieved", 0.2)
+  task = Countries().training("retrieved", 0.2)
   rows = [task[index] for index in range(N)]
   places = []
   for row in rows:
-    asked, said = ([m["content"] for m in row["messages"] if m["role"] == role] for role in ("user", "assistant"))
+    posed, said = ([m["content"] for m in row["messages"] if m["role"] == role] for role in ("user", "assistant"))
     known = row["answers"] != (UNKNOWN,)
     assert (row["gold"] in [document["content"] for document in documents(row)]) == known
-    assert len(asked) == len(said) == 10
+    assert len(posed) == len(said) == 10
     assert said[0] == row["answers"][0]
     facts = [set(re.findall(NAME, document["content"])) for document in documents(row)]
-    asked_for = [{*re.findall(NAME, question), answer} for question, answer in zip(asked, said, strict=True)]
+    asked_for = [{*re.findall(NAME, question), answer} for question, answer in zip(posed, said, strict=True)]
     assert len(facts) == 5
     places.append([facts.index(fact) for fact in asked_for[1:]])
   assert 0.1 < np.mean([row["answers"] == (UNKNOWN,) for row in rows]) < 0.3
   # no answer follows from those before: the last question is about a document of before as often as by chance
-  again = np.mean([asked[-1] in asked[:-1] for asked in places])
+  again = np.mean([found[-1] in found[:-1] for found in places])
   assert abs(again - (1 - 0.8**8)) < 0.06
-  asked = {plainly(m["content"], AROUND_QUESTIONS) for row in rows for m in row["messages"] if m["role"] == "user"}
-  assert asked == {plainly(text, ()) for wording in RELATIONS.values() for text in wording.questions[:-1]}
-  assert not asked & {plainly(wording.questions[-1], ()) for wording in RELATIONS.values()}
+  assert asked(rows) == of_split("train", "questions")
   plain = task.evaluate(rows[0], rows[0]["answers"][0]), task.evaluate(rows[0], "Nobody")
   assert plain == (1.0, 0.0)
 
@@ -152,12 +171,12 @@ def test_examples_are_a_function_of_seed_and_index():
 
 
 def test_the_vocabulary_covers_every_conversation():
-  countries = Countries(around=0.5, near=0.5)
+  countries = Countries(noise=0.5, near=0.5)
   tokenizer, task = countries.tokenizer, countries.task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 160
   every = countries.training("retrieved", 0.5)
-  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 288
+  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 264
 
 
 def test_what_cannot_be_drawn_is_an_error():
