@@ -8,14 +8,14 @@ split, but each of their words does.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from selfrag_jax.metrics.answers import exact_match
-from selfrag_jax.retrieval.base import create
+from selfrag_jax.retrieval.base import BaseRetriever, create
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST, SPLITS
 from selfrag_jax.tasks.rag import Shown, show
@@ -25,7 +25,7 @@ from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
 UNKNOWN = "I don't know"
-WORLD, PLACES = 0, 1  # keep the random numbers of different purposes apart
+WORLD, PLACES, ORDER = 0, 1, 2  # keep the random numbers of different purposes apart
 
 
 class Wording(NamedTuple):
@@ -155,6 +155,8 @@ def noisy(template: str, share: float, rng: np.random.Generator) -> str:
 
   What remains of a template is never an exact wording to be learned by heart (EDA, arXiv 1901.11196).
   """
+  if not share:
+    return template
   words = []
   for word in template.split():
     if word.lower() not in FILLERS or rng.random() >= share:
@@ -184,6 +186,15 @@ class World(NamedTuple):
     """Return a question that a document answers, in any wording of training; see `noisy` for `share`."""
     wordings = list(RELATIONS.values())[place % len(RELATIONS)]["train"].questions
     return noisy(wordings[rng.integers(len(wordings))], share, rng).format(c=self.documents[place].title)
+
+
+class Asked(NamedTuple):
+  """A question about a world, the place of the document that answers it, and a search for it in its world."""
+
+  world: World
+  question: str
+  place: int
+  search: Callable[[], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +254,13 @@ class Countries:
     The retriever sees the documents of the question's world; `edited` gives every document another value. The share
     `unanswerable` of the questions is asked where the document that answers is missing: the answer is UNKNOWN.
     """
-    return self._task(split, n, lambda number: self._retrieved(split, number, edited, unanswerable))
+
+    def make(asked: Asked, rng: np.random.Generator) -> Conversation:
+      known = rng.random() >= unanswerable
+      places = [place for place in asked.search() if known or place != asked.place][: self.top_k]
+      return _conversation(asked, rng.permutation(places), known)
+
+    return self._task(split, n, make, edited)
 
   def questions(self, split: str, n: int, condition: str) -> Task:
     """Return the first `n` questions of a split under a condition.
@@ -263,7 +280,23 @@ class Countries:
     document asked for once, the last answers would follow from those before. The document that answers the first one is
     added where it was not found.
     """
-    return show(self._task("train", ENDLESS, lambda number: self._trained(number, unanswerable)), shown, self.per_world)
+
+    def make(asked: Asked, rng: np.random.Generator) -> Conversation:
+      world, known = asked.world, rng.random() >= unanswerable
+      # beside rivals, only country and relation together tell which document answers
+      near = self.near and rng.random() < self.near
+      found = rng.permutation(world.rivals(asked.place)).tolist() if near else asked.search()
+      others = [place for place in found if place != asked.place][: self.top_k - known]
+      shown = [*others, *([asked.place] if known else [])]
+      conversation = _conversation(asked, rng.permutation(shown), known)
+      turns = [
+        {"role": role, "content": content}
+        for place in rng.choice(shown, self.further)
+        for role, content in (("user", world.ask(place, self.noise, rng)), ("assistant", world.value(place)))
+      ]
+      return {**conversation, "messages": [*conversation["messages"], *turns]}
+
+    return show(self._task("train", ENDLESS, make), shown, self.per_world)
 
   @property
   def simple(self) -> "Countries":
@@ -274,61 +307,39 @@ class Countries:
     """Return None: the questions of a split never end."""
     return None
 
-  def _task(self, split: str, n: int, make: Callable[[int], Sequence[Conversation]]) -> Task:
-    conversations = lru_cache(64)(make)
-    find = lambda index: conversations(index // self.per_world)[index % self.per_world]
+  def _task(
+    self, split: str, n: int, make: Callable[[Asked, np.random.Generator], Conversation], edited: bool = False
+  ) -> Task:
+    """Make each conversation when it is asked for: a training draws few from a world."""
+    world = lru_cache(64)(lambda number: self.world(split, number, edited))
+
+    @lru_cache(64)
+    def retriever(number: int) -> BaseRetriever:
+      retriever = create(self.retriever)
+      retriever.add_documents(world(number).documents)
+      return retriever
+
+    def find(index: int) -> Conversation:
+      number, at = divmod(index, self.per_world)
+      # neighbours in a batch ask about different countries
+      at = int(self._rng(ORDER, split, number).permutation(self.per_world)[at])
+      question, place = world(number).questions[at]
+      search = lambda: [int(document.id) for document in retriever(number).retrieve(question, self.top_k + 1)]
+      return make(Asked(world(number), question, place, search), self._rng(PLACES, split, number, at))
+
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)
 
-  def _retrieved(self, split: str, number: int, edited: bool, unanswerable: float) -> list[Conversation]:
-    world, rng = self.world(split, number, edited), self._rng(PLACES, split, number)
-    conversations = []
-    for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
-      known = rng.random() >= unanswerable
-      places = [place for place in found if known or place != gold][: self.top_k]
-      conversations.append(_conversation(world, question, gold, rng.permutation(places), known))
-    return _shuffled(conversations, rng)
-
-  def _trained(self, number: int, unanswerable: float) -> list[Conversation]:
-    world, rng = self.world("train", number), self._rng(PLACES, "train", number)
-    conversations = []
-    for (question, gold), found in zip(world.questions, self._search(world, self.top_k + 1), strict=True):
-      known = rng.random() >= unanswerable
-      # beside rivals, only country and relation together tell which document answers
-      if self.near and rng.random() < self.near:
-        found = rng.permutation(world.rivals(gold)).tolist()
-      others = [place for place in found if place != gold][: self.top_k - known]
-      conversation = _conversation(world, question, gold, rng.permutation([*others, *([gold] if known else [])]), known)
-      about = [*others, *([gold] if known else [])]
-      turns = [
-        {"role": role, "content": content}
-        for place in rng.choice(about, self.further)
-        for role, content in (("user", world.ask(place, self.noise, rng)), ("assistant", world.value(place)))
-      ]
-      conversations.append({**conversation, "messages": [*conversation["messages"], *turns]})
-    return _shuffled(conversations, rng)
-
-  def _search(self, world: World, top_k: int) -> list[list[int]]:
-    """Return the places of the documents that are found for each question of a world."""
-    retriever = create(self.retriever)
-    retriever.add_documents(world.documents)
-    found = retriever.retrieve_batch([question for question, _ in world.questions], top_k)
-    return [[int(document.id) for document in documents] for documents in found]
-
-  def _rng(self, stream: int, split: str, number: int) -> np.random.Generator:
-    return np.random.default_rng([self.seed, stream, SPLITS.index(split), number])
+  def _rng(self, stream: int, split: str, *numbers: int) -> np.random.Generator:
+    return np.random.default_rng([self.seed, stream, SPLITS.index(split), *numbers])
 
 
-def _conversation(world: World, question: str, gold: int, places: Iterable[int], known: bool) -> Conversation:
+def _conversation(asked: Asked, places: Iterable[int], known: bool) -> Conversation:
+  world = asked.world
   shown = [{"title": d.title, "content": d.content} for d in (world.documents[place] for place in places)]
-  answer = world.value(gold) if known else UNKNOWN
-  example = create_rag_training_example(question, answer, shown, id=f"{gold}")
-  return {**example, "answers": (answer,), "gold": world.documents[gold].content}
-
-
-def _shuffled(conversations: Sequence[Conversation], rng: np.random.Generator) -> list[Conversation]:
-  """Shuffle the conversations about a world: neighbours in a batch ask about different countries."""
-  return [conversations[i] for i in rng.permutation(len(conversations))]
+  answer = world.value(asked.place) if known else UNKNOWN
+  example = create_rag_training_example(asked.question, answer, shown, id=f"{asked.place}")
+  return {**example, "answers": (answer,), "gold": world.documents[asked.place].content}
 
 
 @lru_cache(2)
