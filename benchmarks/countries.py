@@ -1,9 +1,9 @@
-"""Where a run of configs/rag.py errs about countries: beside documents that state the same of another one, or not.
+"""Where a run of configs/rag.py errs about countries: beside which other documents, and in which wordings.
 
-  python benchmarks/countries.py [--workdir=runs/rag_hybrid]
+  python benchmarks/countries.py [--workdir=runs/rag_hybrid] [--split=valid]
 
-WORKDIR is a finished `launch/train.py` run. 1,024 questions of the test split, greedy answers beside the documents that
-were found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
+WORKDIR is a finished `launch/train.py` run. 1,024 questions of a split, greedy answers beside the documents that were
+found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
 stands in it. A model that tells relations apart but not countries is wrong beside half of the rivals.
 """
 
@@ -17,6 +17,7 @@ from absl import app, flags, logging
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/rag_hybrid", "The finished run.")
+SPLIT = flags.DEFINE_enum("split", "test", ["valid", "test"], "Names and wordings of which split.")
 QUESTIONS = 1024
 
 
@@ -32,17 +33,20 @@ def main(_) -> None:
   logging.set_verbosity(logging.WARNING)
   configure_xla()
   countries = Countries()
-  task = countries.questions("test", QUESTIONS, "retrieved")
+  task = countries.questions(SPLIT.value, QUESTIONS, "retrieved")
   model = ChatModel(load_model(WORKDIR.value, "rag", tokenizer=countries.tokenizer), "the model", COMPACT, 32)
   rows = list(task)
   said = model.answer([row["messages"] for row in rows], max_new_tokens=8, batch_size=64)
-  wrong: dict[str, list[bool]] = {}
+  wrong: dict[str, dict[str, list[bool]]] = {"the other documents": {}, "the wording": {}}
   for row, answer in zip(rows, said, strict=True):
-    wrong.setdefault(kind(row), []).append(not task.evaluate(row, answer.text))
-  print(f"{'the other documents':34}{'n':>6}{'wrong':>8}  95 % interval")
-  for name, mistakes in sorted(wrong.items()):
-    low, high = wilson_interval(sum(mistakes), len(mistakes))
-    print(f"{name:34}{len(mistakes):6}{sum(mistakes) / len(mistakes):8.3f}  [{low:.3f}, {high:.3f}]")
+    mistake = not task.evaluate(row, answer.text)
+    wrong["the other documents"].setdefault(kind(row), []).append(mistake)
+    wrong["the wording"].setdefault(wording(row["gold"])[1], []).append(mistake)
+  for title, of in wrong.items():
+    print(f"{title:60}{'n':>6}{'wrong':>8}  95 % interval")
+    for name, mistakes in sorted(of.items()):
+      low, high = wilson_interval(sum(mistakes), len(mistakes))
+      print(f"{name:60}{len(mistakes):6}{sum(mistakes) / len(mistakes):8.3f}  [{low:.3f}, {high:.3f}]")
 
 
 def kind(row: dict[str, Any]) -> str:
@@ -52,18 +56,22 @@ def kind(row: dict[str, Any]) -> str:
   if not found:
     return "the right one was not found"
   [gold], name = found, set(found[0]["title"].split())
-  rivals = [document for document in documents if document is not gold and relation(document) == relation(gold)]
+  rivals = [
+    document
+    for document in documents
+    if document is not gold and wording(document["content"])[0] == wording(gold["content"])[0]
+  ]
   if not rivals:
     return "no rival"
   return "a rival with a word" if any(name & set(re.findall(r"\w+", d["content"])) for d in rivals) else "a rival"
 
 
-def relation(document: dict[str, Any]) -> str:
-  """Return the relation that a document of the test split states, by its wordings."""
+def wording(content: str) -> tuple[str, str]:
+  """Return the relation that a document of the split states, and the wording."""
   from selfrag_jax.tasks.countries import RELATIONS
 
-  told = [(name, text.format(c=".+", v=".+")) for name, of in RELATIONS.items() for text in of["test"].statements]
-  return next(name for name, text in told if re.fullmatch(text, document["content"]))
+  stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
+  return next((name, text) for name, text in stated if re.fullmatch(text.format(c=".+", v=".+"), content))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "workdir": f"runs/rag_{variant}",
     "init": "",
     "data": {"name": "countries"},
-    "model": tiny_model(variant, d_model=128, n_heads=2) | {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]},
+    "model": tiny_model(variant, d_model=128, n_heads=2) | {"mlp_dim": 2 * MODELS[variant]["mlp_dim"], "remat": "none"},
     "pretrain": {"steps": 500, "batch_size": 32, "max_tokens": 264, "optimizer": optimizer()},
     "rag": {"steps": 1500, "batch_size": 32, "max_tokens": 264, "optimizer": optimizer(learning_rate=5e-3)},
     "loop": {"checkpoint_every": 100, "eval_every": 100, "log_every": 20},
