@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from selfrag_jax.typing import Array
 
-BLOCK_CHUNKS = 8  # chunks of a row that are solved in parallel
+BLOCK_CHUNKS = 8  # of a row: the most chunks that are solved in parallel
 
 
 def ssd_step(
@@ -77,8 +77,8 @@ def ssd_chunked(
 
   Section 6 of arXiv 2405.21060, with documents packed in a row. The large products run in x's dtype and accumulate in
   promote_types(x.dtype, float32); the decay stays in that wider type, because bfloat16 decay costs 3e-2 and more.
-  Longer rows run in blocks of BLOCK_CHUNKS chunks, whose activations the backward pass computes again: each block adds
-  only one state to the memory that is kept, not the intermediate arrays of its chunks.
+  Longer rows run in equal blocks of at most BLOCK_CHUNKS chunks, whose activations the backward pass computes again:
+  each block adds only one state to the memory that is kept, not the intermediate arrays of its chunks.
 
   Args:
     x_BxTxHxP: inputs.
@@ -98,7 +98,8 @@ def ssd_chunked(
   """
   n_tokens = x_BxTxHxP.shape[1]
   L = min(chunk_size, -(-n_tokens // 8) * 8)  # a short row gets one short chunk, of whole TPU sublanes
-  size = min(BLOCK_CHUNKS, -(-n_tokens // L)) * L
+  n_chunks = -(-n_tokens // L)
+  size = -(-n_chunks // -(-n_chunks // BLOCK_CHUNKS)) * L  # equal blocks: 9 chunks are 5 + 5 and not 8 + 8
 
   def blocks(a_BxTx, mode="constant"):  # pads have dt = 0 and the last document's id
     pads = ((0, 0), (0, -n_tokens % size), *[(0, 0)] * (a_BxTx.ndim - 2))
