@@ -37,6 +37,8 @@ LOGICAL_RULES = (
   ("head_width", None),
   ("layers", None),
 )
+# A decode loop reads every weight for every token: split over fsdp, all would be gathered each time.
+DECODING_RULES = tuple((name, None if axes == "fsdp" else axes) for name, axes in LOGICAL_RULES)
 
 
 AxisSize = Annotated[int, Range(-1, LARGEST_SIZE)]
@@ -108,12 +110,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P())
 
 
-def shardings_of(boxed: Any, mesh: Mesh) -> Any:
+def shardings_of(boxed: Any, mesh: Mesh, rules: Sequence[tuple[str, Any]] = LOGICAL_RULES) -> Any:
   """Return the NamedShardings of a tree of (abstract) variables that Linen has boxed with logical axis names."""
   is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)
   # an optimizer for a part of the parameters keeps empty boxes for the other parameters
   boxed = jax.tree.map(lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, boxed, is_leaf=is_box)
-  return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
+  return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules)
 
 
 def fetch(tree: Any) -> Any:

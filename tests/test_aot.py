@@ -11,6 +11,7 @@ import pytest
 from jax.experimental import topologies
 
 from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.hlo import collectives
 from selfrag_jax.mesh import make_mesh, replicated
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
@@ -22,31 +23,39 @@ from selfrag_jax.train.state import abstract_state
 
 SHARDS, QUESTIONS, ROWS = 4, 4, 8
 D_EMBED = 96  # a width that nothing else has
+TASK = TwoHopSearch(n_entities=8, n_relations=2)
+MODEL = ModelConfig(
+  vocab_size=TASK.tokenizer.vocab_size, d_model=128, n_layers=2, n_heads=2, block_pattern="TM", ssm_chunk=16,
+  ssm_head_dim=64, dtype="bfloat16",
+)  # fmt: skip
 # nothing that leaves the device, be it a callback, a feed or a transfer
 HOST = re.compile(r"is_host_transfer=true| (infeed|outfeed)\(|xla_(ffi_)?python")
 
 
-@pytest.fixture(scope="module")
-def mesh():
+def mesh_of(*sizes):
   os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # no metadata server to ask
   os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two test processes may compile at once
-  return make_mesh(2, 2, 1, topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+  return make_mesh(*sizes, topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+  return mesh_of(2, 2, 1)
 
 
 @pytest.fixture(scope="module")
 def programs(mesh):
-  task = TwoHopSearch(n_entities=8, n_relations=2)
-  model = ModelConfig(
-    vocab_size=task.tokenizer.vocab_size, d_model=128, n_layers=2, n_heads=2, block_pattern="TM", ssm_chunk=16,
-    ssm_head_dim=64, dtype="bfloat16",
-  )  # fmt: skip
-  runner = RolloutRunner(task, model, MemoryConfig(d_embed=D_EMBED), mesh)
+  return {name: lowered.compile() for name, lowered in lowered_on(mesh).items()}
+
+
+def lowered_on(mesh):
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=D_EMBED), mesh)
   rl = RLConfig(questions_per_step=QUESTIONS, rollouts_per_question=ROWS // QUESTIONS)
-  params = abstract_state(partial(init_params, model), make_optimizer(rl.optimizer, 1), mesh).params
+  params = abstract_state(partial(init_params, MODEL), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
-    phase = Refrag("rl", runner, model, rl, rollout, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
-    return {name: lowered.compile() for name, lowered in phase.lower().items()}
+    phase = Refrag("rl", runner, MODEL, rl, rollout, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
+    return phase.lower()
 
 
 @pytest.mark.parametrize("name", ["rollout", "update"])
@@ -69,6 +78,17 @@ def test_a_weight_is_gathered_once_forward_and_once_backward(programs):
   gathers = set(re.findall(r" all-gather(?:-start)?\(.*channel_id=(\d+)", programs["update"].as_text()))
   weights = len(("q", "k", "v", "o", "up", "gate", "down", "in_proj", "out_proj", "head"))
   assert 0 < len(gathers) <= 2 * weights + 1  # the rows of the tokens are one more
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 4, 1), (1, 2, 2)])
+def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(sizes, mesh, programs):
+  program = programs["rollout"] if sizes == (2, 2, 1) else lowered_on(mesh_of(*sizes))["rollout"].compile()
+  width, projected = MODEL.d_model, MODEL.ssm_inner + MODEL.conv_channels + MODEL.ssm_heads
+  columns = [MODEL.padded_vocab, *[width] * 4, *[MODEL.mlp_width] * 3, projected, MODEL.ssm_inner]
+  weights = sorted(width * n * 2 // sizes[2] for n in columns)  # bytes on a device: bfloat16, split by tensor alone
+  gathers = [one for one in collectives(program.as_text()) if one.kind == "all-gather" and one.bytes >= weights[0]]
+  assert not any(one.loops for one in gathers)
+  assert sorted(one.bytes for one in gathers) == weights
 
 
 def gathered(program):

@@ -216,10 +216,12 @@ def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _S
   real = length_mask(lengths_B, time, jnp)
   tokens = jnp.full((batch, size), policy.control.pad, jnp.int32)
   zeros = jnp.zeros((batch,), jnp.int32)
+  # left to itself, the compiler may keep what starts as zeros whole on every device, and gather it for every token
+  by_rows = lambda x: constrain(x, "batch", "time")
   return _State(
-    tokens=tokens.at[:, :time].set(jnp.where(real, prompts_BxT, policy.control.pad)),
-    sampled=jnp.zeros((batch, size), bool),
-    log_probs=jnp.zeros((batch, size), jnp.promote_types(policy.model.dtype, jnp.float32)),
+    tokens=by_rows(tokens.at[:, :time].set(jnp.where(real, prompts_BxT, policy.control.pad))),
+    sampled=by_rows(jnp.zeros((batch, size), bool)),
+    log_probs=by_rows(jnp.zeros((batch, size), jnp.promote_types(policy.model.dtype, jnp.float32))),
     cache=cache,
     hidden=last_entries(hidden, lengths_B, jnp),
     status=zeros,

@@ -20,6 +20,12 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
   return jnp.promote_types(dtype, jnp.float32)
 
 
+# what `weight` declares: read in the compute dtype, whatever the dtype of the parameters
+WEIGHTS = frozenset(
+  ("embed", "unembed", "q", "k", "v", "o", "up", "gate", "down", "in_proj", "out_proj", "conv_kernel")
+)
+
+
 def weight(
   module: nn.Module,
   config: ModelConfig,

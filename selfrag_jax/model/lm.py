@@ -12,12 +12,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from selfrag_jax.mesh import constrain
+from selfrag_jax.mesh import DECODING_RULES, constrain, shardings_of
 from selfrag_jax.model.attention import Attention
 from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
-from selfrag_jax.model.layers import MLP, RMSNorm, accumulation_dtype, weight
+from selfrag_jax.model.layers import MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
 from selfrag_jax.typing import Array, Params, PRNGKey
@@ -190,6 +191,18 @@ def unstack(config: ModelConfig, params: Params) -> Params:
         layer = stacked[f"segments_{s}"][f"layer_{u}"]
         flat[f"layers_{next(names)}"] = jax.tree.map(lambda leaf, r=r: leaf[r], layer)
   return {"params": flat}
+
+
+def for_decoding(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
+  """Lay stacked parameters out for a decode loop: whole on every device but for the tensor axis.
+
+  Weights are in the dtype that they are computed in. Over the layout of the training, a loop would gather all of them
+  for every token.
+  """
+  boxed = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+  cast = lambda path, x: x.astype(config.dtype) if path[-1].key in WEIGHTS else x
+  read = jax.tree_util.tree_map_with_path(cast, params)
+  return jax.lax.with_sharding_constraint(read, shardings_of(boxed, mesh, DECODING_RULES))
 
 
 def stack(config: ModelConfig, params: Params) -> Params:

@@ -33,7 +33,7 @@ from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import batch_sharding, batch_shards, fetch, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import unstack
+from selfrag_jax.model.lm import for_decoding, unstack
 from selfrag_jax.tasks.search_task import Corpus, SearchBatch, SearchTask
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.state import abstract
@@ -110,7 +110,7 @@ class RolloutRunner:
       self.encoder.constants = constants
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
-    self._unstack = jax.jit(lambda params: unstack(model, params))
+    self._lay_out = jax.jit(lambda params: unstack(model, for_decoding(model, params, mesh)))
     self._run = jax.jit(self._run_traced, static_argnames=("config", "kind", "repeats"))
 
   def memory(self, corpus: Corpus) -> MemoryState:
@@ -146,7 +146,7 @@ class RolloutRunner:
     self, params: Params, batch: SearchBatch, config: RolloutConfig, key: PRNGKey, retrieve: HostRetrieve
   ) -> Episodes:
     """Roll every question out once with a Python retriever: the same hops, one compiled program per turn."""
-    policy = Policy(self.model, self._unstack(params), config, self.control)
+    policy = Policy(self.model, self._lay_out(params), config, self.control)
     prompts, lengths, *questions = map(jnp.asarray, _inputs(batch)[:4])
     first = first_queries(config, *questions)
     done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key, first)
@@ -243,6 +243,12 @@ class RolloutRunner:
     written = write(state, embedded, mask=real, **documents)
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if x.ndim else x, written)
 
+  def _query_params(self, params: Any) -> Any:
+    """Lay the encoder of queries out as the loop reads it."""
+    if isinstance(self.encoder, LMEncoder):
+      params = {**params, "model": for_decoding(self.encoder.config, params["model"], self.mesh)}
+    return self.encoder.query_params(params)
+
   def _run_traced(self, params, encoder_params, memory, *inputs, config, kind, repeats) -> Rollout:
     *of_questions, key = inputs
     prompts, lengths, *questions, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in of_questions)
@@ -250,7 +256,7 @@ class RolloutRunner:
     retrieve = make_retrieve(
       kind,
       memory,
-      partial(self.encoder.apply, self.encoder.query_params(encoder_params)),
+      partial(self.encoder.apply, self._query_params(encoder_params)),
       config.documents_per_hop,
       group_ids=group_ids,
       gold_BxG=gold,
@@ -258,7 +264,7 @@ class RolloutRunner:
       method=self.memory_config.method,
       mesh=self.mesh,
     )
-    policy = Policy(self.model, unstack(self.model, params), config, self.control)
+    policy = Policy(self.model, self._lay_out(params), config, self.control)
     first = first_queries(config, *questions)
     return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first)
 
