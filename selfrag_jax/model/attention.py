@@ -41,7 +41,7 @@ def attend(
 
 
 class Attention(nn.Module):
-  """Causal grouped-query self-attention with rotary embedding (arXiv 2305.13245). [B, T, D] -> [B, T, D]."""
+  """Causal grouped-query self-attention, with rotary embedding or without (arXiv 2305.13245). [B, T, D] to the same."""
 
   config: ModelConfig
   spec: LayerSpec
@@ -64,7 +64,8 @@ class Attention(nn.Module):
     q, k, v = (jnp.swapaxes(linear(x_BxTxD, w, dtype=dtype), 1, 2) for w in (self.query, self.key, self.value))
     if self.config.qk_norm:
       q, k = self.query_norm(q), self.key_norm(k)
-    q, k = (rotary_embedding(y, positions_BxT, self.spec.rope_base) for y in (q, k))
+    if (base := self.spec.rope_base) is not None:
+      q, k = (rotary_embedding(y, positions_BxT, base) for y in (q, k))
     return constrain(q, "batch", "heads", "time", None), k, v
 
   def _finish(self, attended_BxHxTxE: Array) -> Array:

@@ -22,7 +22,7 @@ class LayerSpec:
 
   kind: Literal["T", "M"]
   window: int | None = None
-  rope_base: float = 10_000.0
+  rope_base: float | None = 10_000.0  # None: attention does not see positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ class ModelConfig:
   mlp: Literal["swiglu", "geglu", "relu2"] = "swiglu"
   block_pattern: str | Sequence[str] | None = None
   window: int | None = None  # sliding window of attention in tokens
+  rope: bool = True  # rotary embedding; beside `M` layers, which tell order, attention can do without (NoPE)
   rope_base: float = 10_000.0
   qk_norm: bool = False
   attention_softcap: float | None = None
@@ -85,7 +86,7 @@ class ModelConfig:
       set_("n_kv_heads", self.n_heads)
     if self.n_heads % self.kv_heads:
       raise ValueError(f"n_heads {self.n_heads} is not divisible by n_kv_heads {self.kv_heads}")
-    if "T" in blocks and self.head_width % 2:
+    if "T" in blocks and self.rope and self.head_width % 2:
       raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
     if self.mlp_dim is None:
       set_("mlp_dim", math.ceil((4 if self.mlp == "relu2" else 8 / 3) * self.d_model / 32) * 32)
@@ -129,7 +130,7 @@ class ModelConfig:
 
   @property
   def layers(self) -> tuple[LayerSpec, ...]:
-    attention = LayerSpec("T", self.window, self.rope_base)
+    attention = LayerSpec("T", self.window, self.rope_base if self.rope else None)
     return tuple(attention if kind == "T" else LayerSpec("M") for kind in self.block_pattern or ())
 
   def to_dict(self) -> dict[str, Any]:

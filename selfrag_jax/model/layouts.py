@@ -69,7 +69,14 @@ _LLAMA_TENSORS = (
 )
 # llama.cpp rotates neighbours (2i, 2i + 1) by one angle, we rotate i and i + E/2: its q and k interleave our halves.
 _GGUF_AXES = {"mixer/q": ("(H pair half) D", "D H (half pair)"), "mixer/k": ("(K pair half) D", "D K (half pair)")}
-_LLAMA_IMPLIED = {"mlp": "swiglu", "window": None, "qk_norm": False, "attention_softcap": None, "logit_softcap": None}
+_LLAMA_IMPLIED = {
+  "mlp": "swiglu",
+  "window": None,
+  "rope": True,
+  "qk_norm": False,
+  "attention_softcap": None,
+  "logit_softcap": None,
+}
 
 LLAMA = Layout(
   kind="T",

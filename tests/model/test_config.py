@@ -36,7 +36,7 @@ JSON = st.recursive(
     *[("rope_base", value) for value in (0, -1.0, float("nan"), 1e300, True, "1e4")],
     *[("init_scale", value) for value in (-0.02, float("nan"), float("inf"))],
     *[("window", 0), ("ssm_chunk", 0), ("ssm_state", -1), ("ssm_conv", 1.0), ("logit_softcap", 0.0)],
-    *[("attention_softcap", -1), ("tie_embeddings", "yes"), ("qk_norm", 1), ("tie_embeddings", None)],
+    *[("attention_softcap", -1), ("tie_embeddings", "yes"), ("qk_norm", 1), ("rope", None), ("tie_embeddings", None)],
     *[("mlp", "gelu"), ("mlp", ["swiglu"]), ("dtype", 32), ("remat", None)],
   ],
 )

@@ -93,7 +93,13 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
 
 @pytest.mark.parametrize(
   "options",
-  [{"window": 4}, {"qk_norm": True}, {"attention_softcap": 1.0, "logit_softcap": 1.0}, {"mamba_mlp": True}],
+  [
+    {"window": 4},
+    {"qk_norm": True},
+    {"rope": False},
+    {"attention_softcap": 1.0, "logit_softcap": 1.0},
+    {"mamba_mlp": True},
+  ],
   ids=" ".join,
 )
 def test_decode_equals_forward_under_every_option(options):
@@ -159,6 +165,15 @@ def test_the_window_limits_what_is_seen():
   assert same.tolist() == [True] * 5 + [False] * 4 + [True] * 3
 
 
+@pytest.mark.parametrize("rope", [True, False])
+def test_attention_sees_the_order_of_tokens_by_the_rotary_embedding_alone(rope):
+  config = small("T", rope=rope)
+  params, tokens = params_of(config), tokens_of(config, (1, 12))
+  reversed_ = tokens.at[0, :11].set(tokens[0, 10::-1])
+  last = [np.asarray(forward(config)(params, x)[0, -1]) for x in (tokens, reversed_)]
+  assert np.allclose(*last, atol=1e-6) == (not rope)
+
+
 def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():
   config = small("TMM")  # one unit alone, one repeated
   params = params_of(config)
@@ -181,7 +196,7 @@ def test_parameter_count_is_that_of_the_tree(overrides):
 
 
 @pytest.mark.parametrize(
-  "option", [{"attention_softcap": 1.0}, {"logit_softcap": 1.0}, {"qk_norm": True}, {"mlp": "geglu"}]
+  "option", [{"attention_softcap": 1.0}, {"logit_softcap": 1.0}, {"qk_norm": True}, {"rope": False}, {"mlp": "geglu"}]
 )
 def test_options_change_the_logits(option):
   base, changed = small("TM"), small("TM", **option)

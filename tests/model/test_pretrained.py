@@ -271,6 +271,7 @@ def test_smollm2_comes_from_the_hub_where_its_package_is_not_installed(tmp_path,
   [
     (dict(window=8), "window is 8"),
     (dict(qk_norm=True), "qk_norm"),
+    (dict(rope=False), "rope is False"),
     (dict(mlp="relu2"), "mlp is 'relu2'"),
     (dict(logit_softcap=30.0), "logit_softcap"),
     (dict(block_pattern="TM"), "mixes T and M"),
