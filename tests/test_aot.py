@@ -91,6 +91,13 @@ def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(siz
   assert sorted(one.bytes for one in gathers) == weights
 
 
+def test_a_prompt_is_read_once_for_all_rollouts_of_its_question(mesh):
+  text, prompt = lowered_on(mesh)["rollout"].as_text(), TASK.batch("train", range(QUESTIONS)).prompts.shape[1]
+  states = lambda rows: f"tensor<{rows}x{prompt}x{MODEL.d_model}xbf16>"
+  assert states(QUESTIONS) in text
+  assert states(ROWS) not in text
+
+
 def gathered(program):
   """Return (dtype, number of elements, shape) of every array that an all-gather yields."""
   results = " ".join(re.findall(r" = (.*) all-gather(?:-start)?\(", program.as_text()))

@@ -337,21 +337,25 @@ Retrieve = Callable[[Array, Array, Array], RetrievedDocuments]
 
 def rollout(
   policy: Policy,
-  prompts_BxT: Array,
-  lengths_B: Array,
+  prompts_QxT: Array,
+  lengths_Q: Array,
   retrieve: Retrieve,
   document_tokens: int,
   key: PRNGKey,
   first: Queries | None = None,
+  repeats: int = 1,
 ) -> Rollout:
   """Run all hops of a batch as one traced program (jit the caller).
 
+  Every question (Q) has `repeats` rows that are neighbours (B = Q * repeats); their common prompt is read once.
+
   `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
   search and a gather of documents of `document_tokens` tokens. A row with an empty mask does not search; its result is
-  unused. `first` are queries that the rows begin with, the first of their `max_hops` searches.
+  unused. `first` are queries of the questions that the rows begin with, the first of their `max_hops` searches.
   """
-  config, batch = policy.config, prompts_BxT.shape[0]
-  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
+  config, batch = policy.config, len(prompts_QxT) * repeats
+  size = capacity(config, policy.control, prompts_QxT.shape[1], document_tokens, first)
+  to_rows = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), tree)
 
   def find(state: _State, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
     queries, mask = read_queries(policy, state) if given is None else (jnp.asarray(given.tokens), given.mask)
@@ -370,9 +374,10 @@ def rollout(
 
   # one hop more than the budget allows, for the notice
   slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)
-  carry = start(policy, prompts_BxT, lengths_B, size), slots, jnp.zeros((), jnp.int32)
+  carry = to_rows(start(policy, prompts_QxT, lengths_Q, size)), slots, jnp.zeros((), jnp.int32)
   if first is not None:
+    first = to_rows(first)
     state, found = find(ask(policy, carry[0], first), carry[2], first)
     carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
-  return finish(state, lengths_B, slots[:, : config.max_hops])
+  return finish(state, to_rows(lengths_Q), slots[:, : config.max_hops])

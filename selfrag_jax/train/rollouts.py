@@ -251,22 +251,22 @@ class RolloutRunner:
 
   def _run_traced(self, params, encoder_params, memory, *inputs, config, kind, repeats) -> Rollout:
     *of_questions, key = inputs
-    prompts, lengths, *questions, gold, group_ids = (jnp.repeat(x, repeats, axis=0) for x in of_questions)
+    prompts, lengths, *questions, gold, group_ids = of_questions
     rollout_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
       memory,
       partial(self.encoder.apply, self._query_params(encoder_params)),
       config.documents_per_hop,
-      group_ids=group_ids,
-      gold_BxG=gold,
+      group_ids=jnp.repeat(group_ids, repeats),
+      gold_BxG=jnp.repeat(gold, repeats, axis=0),
       key=random_key,
       method=self.memory_config.method,
       mesh=self.mesh,
     )
     policy = Policy(self.model, self._lay_out(params), config, self.control)
     first = first_queries(config, *questions)
-    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first)
+    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats)
 
 
 def evaluate(

@@ -112,7 +112,9 @@ def first_queries(config: RolloutConfig) -> Queries | None:
   return Queries(*map(jnp.asarray, pad_rows(asked, 10))) if config.first_query == "question" else None
 
 
-def device_rollout(p: Policy, key=0):
+def device_rollout(p: Policy, key=0, read=1, repeats=1):
+  """Roll out `read` copies of every prompt, `repeats` times each."""
+
   def retrieve(queries, mask, hop):
     slots = slots_of(jnp.where(mask, queries, 0), hop, p.config.documents_per_hop)
     return RetrievedDocuments(
@@ -121,7 +123,9 @@ def device_rollout(p: Policy, key=0):
 
   def run(params, key):
     flat = Policy(p.model, unstack(p.model, params), p.config, p.control)
-    return rollout(flat, *prompts(), retrieve, X, key, first_queries(p.config))
+    copies = lambda tree: jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), read, axis=0), tree)
+    asked = copies((*prompts(), first_queries(p.config)))
+    return rollout(flat, *asked[:2], retrieve, X, key, asked[2], repeats)
 
   return jax.device_get(jax.jit(run)(p.params, jax.random.key(key)))
 
@@ -133,6 +137,18 @@ def host_rollout(p: Policy, key=0):
 
   flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
   return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key), first_queries(p.config)))
+
+
+@pytest.mark.parametrize("first", ["policy", "question"])
+def test_rows_of_one_question_whose_prompt_is_read_once_are_those_of_separate_prompts(first):
+  p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(1.0), first), "TM", SEARCHY)
+  once, each = device_rollout(p, repeats=3), device_rollout(p, read=3)
+  for name in ("tokens", "sampled", "lengths", "prompt_lengths", "slots", "searches", "refused"):
+    np.testing.assert_array_equal(getattr(once, name), getattr(each, name), err_msg=name)
+  np.testing.assert_allclose(once.log_probs, each.log_probs, atol=1e-5)
+  assert len(once.tokens) == 3 * len(prompts()[0])
+  rows = once.tokens.reshape(-1, 3, once.tokens.shape[1])
+  assert (rows != rows[:, :1]).any()  # each row draws its own tokens
 
 
 @pytest.mark.parametrize(
