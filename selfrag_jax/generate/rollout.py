@@ -376,7 +376,7 @@ def rollout(
   slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)
   carry = to_rows(start(policy, prompts_QxT, lengths_Q, size)), slots, jnp.zeros((), jnp.int32)
   if first is not None:
-    first = to_rows(first)
+    first = Queries(*to_rows(tuple(first)))
     state, found = find(ask(policy, carry[0], first), carry[2], first)
     carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
