@@ -4,10 +4,12 @@ Three mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and bat
 vocabulary split). Axes are Auto on purpose: the compiler propagates shardings, and logical constraints guide it.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -41,6 +43,19 @@ LOGICAL_RULES = (
 DECODING_RULES = tuple((name, None if axes == "fsdp" else axes) for name, axes in LOGICAL_RULES)
 
 
+_ABSENT: ContextVar[Sequence[Any] | None] = ContextVar("absent", default=None)
+
+
+@contextlib.contextmanager
+def absent(devices: Sequence[Any]) -> Iterator[None]:
+  """Make meshes of devices that are not there: programs can be compiled for them, and `place` moves nothing."""
+  token = _ABSENT.set(devices)
+  try:
+    yield
+  finally:
+    _ABSENT.reset(token)
+
+
 AxisSize = Annotated[int, Range(-1, LARGEST_SIZE)]
 
 
@@ -58,7 +73,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
 
   Raises ValueError if the sizes do not fit the devices.
   """
-  devices = list(jax.devices() if devices is None else devices)
+  devices = list(devices or _ABSENT.get() or jax.devices())
   sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
   left = [axis for axis, size in sizes.items() if size == -1]
   if len(left) > 1 or any(size < 1 for axis, size in sizes.items() if axis not in left):
@@ -98,6 +113,17 @@ def check_shards(tree: Any) -> None:
           f"{name} has the shape {leaf.shape}: {size} is not divisible by the {shards} shards of {axes} in mesh "
           f"{dict(mesh.shape)}; choose another mesh"
         )
+
+
+def abstract(tree: Any, shardings: Any) -> Any:
+  """Return arrays as ShapeDtypeStructs with a sharding each, or one for all, for lowering without data."""
+  spec = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  return jax.tree.map(spec, tree, jax.tree.broadcast(shardings, tree))
+
+
+def place(tree: Any, shardings: Any) -> Any:
+  """Put arrays on the devices of their shardings; for devices that are not there, describe them."""
+  return jax.device_put(tree, shardings) if _ABSENT.get() is None else abstract(tree, shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

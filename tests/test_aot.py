@@ -1,15 +1,14 @@
 """Ahead-of-time compilation for an absent TPU: a rollout and its update, without the host, and their collectives."""
 
 import math
-import os
 import re
 from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from jax.experimental import topologies
 
+from selfrag_jax.chips import topology
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.hlo import collectives
 from selfrag_jax.mesh import make_mesh, replicated
@@ -33,9 +32,7 @@ HOST = re.compile(r"is_host_transfer=true| (infeed|outfeed)\(|xla_(ffi_)?python"
 
 
 def mesh_of(*sizes):
-  os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # no metadata server to ask
-  os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two test processes may compile at once
-  return make_mesh(*sizes, topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+  return make_mesh(*sizes, topology("v5e:2x2")[1])
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ class Experiment(ranking.RankingExperiment):
     return score(retriever, self.data[part])
 
 
-build, run, evaluate, value_names = Experiment, ranking.run, ranking.evaluate, ranking.value_names
+build, planned, run = Experiment, ranking.planned, ranking.run
+evaluate, value_names = ranking.evaluate, ranking.value_names
 
 
 def dry_run(experiment: Experiment) -> None:

@@ -31,6 +31,7 @@ from selfrag_jax.tasks.context_batch import ListKind, of_facts
 from selfrag_jax.tasks.facts import ASKABLE, Facts
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.memory_reader import MemoryReader
+from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig
 from selfrag_jax.train.telemetry import read_rows, seconds_spent
 from selfrag_jax.typing import Params
@@ -114,6 +115,11 @@ def build(config: Mapping[str, Any]) -> Experiment:
     model = settings(ModelConfig, {**base.model.to_dict(), **changes}, f"full_context.models.{name}")
     baselines[name] = base.reader._replace(model=model, ids=None)  # plain text, without [MEM] and [SEP]
   return Experiment(base, evaluation, pretrain, full_context, baselines)
+
+
+def planned(experiment: Experiment) -> Mapping[str, GradientPhase]:
+  """Make the phases of the training to compile them; none has what the one before it trains."""
+  return self_rag.planned(experiment.base)
 
 
 def dry_run(experiment: Experiment) -> None:

@@ -286,10 +286,15 @@ def read_plain(section: PlainConfig, is_of_files: bool) -> Task | None:
   return load_task(section.data_set, section.path, split=section.split)
 
 
+def planned(experiment: Experiment) -> dict[str, ConversationPhase]:
+  """Make the phases to compile them; none has what the one before it trains."""
+  return {name: experiment.phase(name, None) for name in experiment.phases()}
+
+
 def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that each compiled program needs, and the first conversation, decoded."""
   with jax.set_mesh(experiment.mesh):
-    phases = {name: experiment.phase(name, None) for name in experiment.phases()}
+    phases = planned(experiment)
     print_plan(experiment.mesh, experiment.model, phases)
   batch = phases["rag"].batch(0)
   n = int((batch["segment_ids"][0] == 1).sum())

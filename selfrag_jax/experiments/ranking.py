@@ -93,6 +93,12 @@ def value_names(experiment: RankingExperiment) -> set[str]:
   return names_of_values(experiment.compared, experiment.compared[0]) | experiment.counts.keys()
 
 
+def planned(experiment: RankingExperiment) -> dict[str, GradientPhase]:
+  """Make the phase to compile it."""
+  phase = experiment.phase()
+  return {phase.name: phase}
+
+
 def print_plan(experiment: RankingExperiment, phase: GradientPhase) -> None:
   """Print the mesh, the parameters, and the memory that the compiled update needs."""
   with jax.set_mesh(experiment.mesh):

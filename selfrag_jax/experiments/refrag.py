@@ -19,7 +19,7 @@ from selfrag_jax.experiments.search_data import DATA, make_task, read_folder
 from selfrag_jax.generate.host_rollout import HostRetrieve
 from selfrag_jax.generate.retrieve import RetrieverKind
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.mesh import check_batch, check_shards, make_mesh
+from selfrag_jax.mesh import check_batch, check_shards, make_mesh, place
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import load_pretrained
@@ -34,6 +34,7 @@ from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import visualize_tokenization
 from selfrag_jax.train.load import load_model
 from selfrag_jax.train.loop import LoopConfig
+from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, OptionalSFTConfig, SFTConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores
@@ -143,7 +144,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   task = make_task(data, folder, pretrained, sections["rollout"])
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
   model = base.make_model({**fields, **config["model"]}, mesh)
-  params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
+  params = place(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   memory, constants = settings(MemoryConfig, config["memory"], "memory"), None
   if pretrained is not None and memory.encoder == "lm":
     constants = fitted_constants(config["init"], model)
@@ -159,13 +160,18 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return experiment
 
 
+def planned(experiment: Experiment) -> dict[str, GradientPhase]:
+  """Make the phases to compile them; none has what the one before it trains."""
+  sft = experiment.sft_phase("sft", experiment.sft)
+  return {"sft": sft, "rl": experiment.rl_phase(sft.abstract_state().params)}
+
+
 def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that each compiled program needs, and the first batch, decoded."""
   with jax.set_mesh(experiment.mesh):
-    sft = experiment.sft_phase("sft", experiment.sft)
-    rl = experiment.rl_phase(sft.abstract_state().params)
-    print_plan(experiment.mesh, experiment.model, {"sft": sft, "rl": rl})
-  batch = sft.batch(0)
+    phases = planned(experiment)
+    print_plan(experiment.mesh, experiment.model, phases)
+  batch: Any = phases["sft"].batch(0)
   n = int((batch["segment_ids"][0] == 1).sum())
   print("first demonstration of phase sft («…» is trained on):")
   print(visualize_tokenization(experiment.task.tokenizer, batch["tokens"][0, :n], batch["mask"][0, :n], color=False))

@@ -103,7 +103,7 @@ class Remembered:
     return self._known[key]
 
 
-build, run, evaluate = Experiment, ranking.run, ranking.evaluate
+build, planned, run, evaluate = Experiment, ranking.planned, ranking.run, ranking.evaluate
 
 
 def value_names(experiment: Experiment) -> set[str]:

@@ -17,7 +17,7 @@ from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.search_data import DATA, make_task, read_folder
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.mesh import check_shards, fetch, make_mesh
+from selfrag_jax.mesh import check_shards, fetch, make_mesh, place
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import load_pretrained
@@ -157,7 +157,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
   task = make_task(data, folder, pretrained, bounds)
   fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
   model = base.make_model({**fields, **config["model"]}, mesh)
-  params = jax.device_put(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
+  params = place(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   experiment = Experiment(config, mesh, params, task, model, **sections)
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for phase in experiment.phases():
@@ -168,11 +168,15 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return experiment
 
 
+def planned(experiment: Experiment) -> dict[str, GradientPhase]:
+  """Make the phases to compile them; none has what the one before it trains."""
+  return {phase.name: phase for phase in experiment.phases()}
+
+
 def dry_run(experiment: Experiment) -> None:
   """Print mesh, parameters, the memory that each compiled program needs, and the first pair, decoded."""
   with jax.set_mesh(experiment.mesh):
-    phases = experiment.phases()
-    print_plan(experiment.mesh, experiment.model, {phase.name: phase for phase in phases})
+    print_plan(experiment.mesh, experiment.model, planned(experiment))
   rendered, kind = experiment.pair("sft", 0)
   for name, ids in zip(("chosen", f"rejected, kind {kind}"), rendered, strict=True):
     print(f"first pair, {name}:")

@@ -95,7 +95,7 @@ def differences(scores: Mapping[str, Scores]) -> dict[str, Any]:
   return found
 
 
-build, run, evaluate = Experiment, ranking.run, ranking.evaluate
+build, planned, run, evaluate = Experiment, ranking.planned, ranking.run, ranking.evaluate
 
 
 def value_names(experiment: Experiment) -> set[str]:

@@ -33,6 +33,7 @@ from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel, load_model
 from selfrag_jax.train.loop import LoopConfig, Phase, TrainingError, checkpoints, train
 from selfrag_jax.train.memory_reader import MemoryReader
+from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.train.phases.memory import MemoryPhase, MemoryPhaseConfig
 from selfrag_jax.train.phases.pretrain import Pretrain, PretrainConfig, Rows
 from selfrag_jax.typing import Params
@@ -292,6 +293,11 @@ def _scored(experiment: Experiment) -> tuple[str, ...]:
 
 def _line(scores: Mapping[str, float]) -> str:
   return "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
+
+
+def planned(experiment: Experiment) -> Mapping[str, GradientPhase]:
+  """Make the phases to compile them; none has what the one before it trains."""
+  return experiment.planned()
 
 
 def dry_run(experiment: Experiment) -> None:

@@ -12,7 +12,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import make_mesh
+from selfrag_jax.mesh import make_mesh, place
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
@@ -74,7 +74,7 @@ def load_model(
     if tokenizer and pretrained.tokenizer and tokenizer.fingerprint != pretrained.tokenizer.fingerprint:
       raise ValueError(f"the tokenizer of {source} is {pretrained.tokenizer.name}, not {tokenizer.name}")
     _check_model(source, pretrained.config, model)
-    params = jax.device_put(dict(pretrained.params), shardings)
+    params = place(dict(pretrained.params), shardings)
     known = pretrained.context_tokens, pretrained.base_vocab_size
     return LoadedModel(pretrained.config, params, {}, tokenizer or pretrained.tokenizer, *known)
   known = {path.name: path for path in phases.iterdir() if path.is_dir()}

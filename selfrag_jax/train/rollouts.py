@@ -30,13 +30,12 @@ from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
 from selfrag_jax.memory.topk import search
-from selfrag_jax.mesh import batch_sharding, batch_shards, fetch, replicated
+from selfrag_jax.mesh import abstract, batch_sharding, batch_shards, fetch, replicated
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import for_decoding, unstack
 from selfrag_jax.tasks.search_task import Corpus, SearchBatch, SearchTask
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.state import abstract
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
 EMBED_BATCH = 256  # keys embedded at once

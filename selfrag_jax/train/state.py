@@ -11,7 +11,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import shardings_of
+from selfrag_jax.mesh import abstract, shardings_of
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.typing import Array, Params, PRNGKey
@@ -71,12 +71,6 @@ def _create(init: Init, optimizer: optax.GradientTransformation, key: PRNGKey) -
   init_key, step_key = jax.random.split(key)
   params = init(init_key)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
-
-
-def abstract(tree: Any, shardings: Any) -> Any:
-  """Return arrays as ShapeDtypeStructs with a sharding each, or one for all, for lowering without data."""
-  spec = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-  return jax.tree.map(spec, tree, jax.tree.broadcast(shardings, tree))
 
 
 class LossSums(NamedTuple):

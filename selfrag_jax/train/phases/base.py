@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count
-from selfrag_jax.mesh import batch_sharding, check_batch
+from selfrag_jax.mesh import abstract, batch_sharding, check_batch
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, loss_of_updates, merge
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
@@ -18,7 +18,6 @@ from selfrag_jax.train.state import (
   Init,
   LossSums,
   TrainState,
-  abstract,
   abstract_params,
   abstract_state,
   init_state,
