@@ -1,5 +1,6 @@
 """Programs that are compiled and not run: the memory that each needs, and what it sends between devices."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from selfrag_jax import flops
 from selfrag_jax.chips import Chip
 from selfrag_jax.hlo import Collective, collectives
 from selfrag_jax.model.config import ModelConfig, count_params
@@ -26,11 +28,17 @@ class Program(NamedTuple):
   results: int
   seconds: float  # that it took to compile
   text: str  # of its HLO
+  work: flops.Work  # of all devices together
 
   @property
   def memory(self) -> int:
     """The bytes that a device needs to run it."""
     return self.arguments + self.temporary + self.results
+
+  def seconds_of_products(self, mesh: Mapping[str, int], chip: Chip) -> dict[str, float]:
+    """Return the least time of the products, at the chip's peak: of the program, and of one turn of each loop."""
+    peak = math.prod(mesh.values()) * chip.flops
+    return {path: flops / peak for path, flops in sorted(self.work.items())}
 
 
 class Traffic(NamedTuple):
@@ -48,14 +56,15 @@ def compile_phases(phases: Mapping[str, GradientPhase]) -> list[Program]:
   """Compile the programs of a step of each phase for the devices of its mesh, which need not exist."""
   programs = []
   for name, phase in phases.items():
-    for program, lowered in phase.lower().items():
+    for program, traced in phase.trace().items():
       started = time.monotonic()
-      compiled = lowered.compile()
+      compiled = traced.lower().compile()
       memory: Any = compiled.memory_analysis()
       results = memory.output_size_in_bytes - memory.alias_size_in_bytes
       sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
       seconds = time.monotonic() - started
-      programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or ""))
+      work = flops.count(traced.jaxpr)
+      programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or "", work))
   return programs
 
 
@@ -100,6 +109,8 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
       },
       "fits": not advice(program, chip),
       "compile_seconds": round(program.seconds, 1),
+      "flops": dict(program.work),
+      "seconds_of_products": program.seconds_of_products(mesh, chip),
       "collectives": [row._asdict() for row in traffic(program, mesh)],
     }
     for program in programs
@@ -109,10 +120,14 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
 def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> None:
   """Print how the programs fit into the devices of a chip, and what they send."""
   print_memory(programs)
+  n = math.prod(mesh.values())
   for program in programs:
     share = program.memory / chip.memory
     fits = advice(program, chip) or f"fits, {1 - share:.0%} to spare"
     print(f"\n{program.name}: {share:.1%} of a device's {chip.memory / 2**30:.0f} GiB, {fits}")
+    for path, seconds in program.seconds_of_products(mesh, chip).items():
+      turn = f"a turn of {path}" if path else "outside of loops"
+      print(f"  {program.work[path]:10.3g} FLOPs of products {turn}, at least {seconds * 1e3:.3g} ms on {n} devices")
     rows = traffic(program, mesh)
     if not rows:
       print("  sends nothing")

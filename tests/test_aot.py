@@ -42,17 +42,17 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def programs(mesh):
-  return {name: lowered.compile() for name, lowered in lowered_on(mesh).items()}
+  return {name: traced.lower().compile() for name, traced in traced_on(mesh).items()}
 
 
-def lowered_on(mesh):
+def traced_on(mesh):
   runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=D_EMBED), mesh)
   rl = RLConfig(questions_per_step=QUESTIONS, rollouts_per_question=ROWS // QUESTIONS)
   params = abstract_state(partial(init_params, MODEL), make_optimizer(rl.optimizer, 1), mesh).params
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with jax.set_mesh(mesh):
     phase = Refrag("rl", runner, MODEL, rl, rollout, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
-    return phase.lower()
+    return phase.trace()
 
 
 @pytest.mark.parametrize("name", ["rollout", "update"])
@@ -79,7 +79,7 @@ def test_a_weight_is_gathered_once_forward_and_once_backward(programs):
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 4, 1), (1, 2, 2)])
 def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(sizes, mesh, programs):
-  program = programs["rollout"] if sizes == (2, 2, 1) else lowered_on(mesh_of(*sizes))["rollout"].compile()
+  program = programs["rollout"] if sizes == (2, 2, 1) else traced_on(mesh_of(*sizes))["rollout"].lower().compile()
   width, projected = MODEL.d_model, MODEL.ssm_inner + MODEL.conv_channels + MODEL.ssm_heads
   columns = [MODEL.padded_vocab, *[width] * 4, *[MODEL.mlp_width] * 3, projected, MODEL.ssm_inner]
   weights = sorted(width * n * 2 // sizes[2] for n in columns)  # bytes on a device: bfloat16, split by tensor alone
@@ -89,7 +89,7 @@ def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(siz
 
 
 def test_a_prompt_is_read_once_for_all_rollouts_of_its_question(mesh):
-  text, prompt = lowered_on(mesh)["rollout"].as_text(), TASK.batch("train", range(QUESTIONS)).prompts.shape[1]
+  text, prompt = traced_on(mesh)["rollout"].lower().as_text(), TASK.batch("train", range(QUESTIONS)).prompts.shape[1]
   states = lambda rows: f"tensor<{rows}x{prompt}x{MODEL.d_model}xbf16>"
   assert states(QUESTIONS) in text
   assert states(ROWS) not in text

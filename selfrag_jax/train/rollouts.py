@@ -152,17 +152,17 @@ class RolloutRunner:
     host = fetch(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
 
-  def lower(
+  def trace(
     self, params: Params, batch: SearchBatch, config: RolloutConfig, *, repeats: int, kind: RetrieverKind
-  ) -> jax.stages.Lowered:
-    """Lower the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
+  ) -> jax.stages.Traced:
+    """Trace the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
     encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), whole)
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
     inputs = abstract(_inputs(batch), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
-    return self._run.lower(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
+    return self._run.trace(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def search(self, batch: SearchBatch, top_k: int) -> np.ndarray:
     """Search the memory once for every question as it is written; return the slots, int32 [B, top_k]."""

@@ -1,6 +1,7 @@
 """`launch/compile.py`: a training is compiled for a pod that is not there, and what it says of it holds."""
 
 import json
+from collections import Counter
 
 import jax
 import numpy as np
@@ -75,7 +76,7 @@ def test_a_compiler_that_is_missing_is_named_with_what_installs_it(monkeypatch):
 
 
 def program_of(arguments=0, temporary=0, results=0, text=""):
-  return Program("rl update", arguments, temporary, results, 1.0, text)
+  return Program("rl update", arguments, temporary, results, 1.0, text, Counter())
 
 
 def test_what_does_not_fit_says_what_to_change():

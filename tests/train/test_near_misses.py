@@ -116,7 +116,7 @@ def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monk
   assert batch.kept[Q * R :].reshape(Q, S).tolist() == [[True] * S, [False] * S, [True] * S, [False] * S]
   own, _ = advantages((0.3 * first).astype(np.float32).reshape(Q, R), "grpo")
   np.testing.assert_allclose(batch.advantages[: Q * R], own.reshape(-1), rtol=1e-4, atol=1e-5)
-  programs = phase(runner, params).lower()
+  programs = phase(runner, params).trace()
   assert set(programs) == {"rollout", "again", "update"}
   planned = programs["update"].in_avals
   assert batch.tokens.shape in [x.shape for x in jax.tree.leaves(planned)]

@@ -31,7 +31,7 @@ ROLLOUT = RolloutConfig(2, 1, 4, 2)
 
 
 def run(mesh):
-  """Three steps of SFT: the losses, the parameters, and the lowered programs of both phases."""
+  """Three steps of SFT: the losses, the parameters, and the traced programs of both phases."""
   losses = []
   with jax.set_mesh(mesh):
     sft = SFT("sft", TASK, MODEL, SFT_CONFIG, max_hops=2, mesh=mesh, seed=0, params=None, evaluate=lambda _: {})
@@ -40,8 +40,8 @@ def run(mesh):
       state, metrics = sft.step(state, batch)
       losses.append(float(metrics["loss"]))
     programs = {
-      **sft.lower(),
-      **{f"rl {name}": program for name, program in refrag(mesh, state.params, runner(mesh)).lower().items()},
+      **sft.trace(),
+      **{f"rl {name}": program for name, program in refrag(mesh, state.params, runner(mesh)).trace().items()},
     }
     return losses, jax.device_get(state.params), programs
 
@@ -203,7 +203,8 @@ def test_eight_devices_reinforce_as_one(params, episodes):
 
 def test_activations_are_constrained_in_every_program(sharded):
   """Logical constraints are silent without a mesh; count that they arrive: two a layer and one of the embedding."""
-  for name, lowered in sharded[2].items():
+  for name, traced in sharded[2].items():
+    lowered = traced.lower()
     constraints = lowered.as_text().count("sdy.sharding_constraint") + lowered.as_text().count('"Sharding"')
     assert constraints >= 2 * MODEL.n_layers + 1, (name, constraints)
 

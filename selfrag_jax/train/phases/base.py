@@ -138,9 +138,9 @@ class GradientPhase(abc.ABC):
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
     """Look at the metrics of a step; raise TrainingError to end the training."""
 
-  def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the programs of a step for the devices of the mesh, which need not exist."""
-    return {"update": self._lower_update(self.batch(0))}
+  def trace(self) -> dict[str, jax.stages.Traced]:
+    """Trace the programs of a step for the devices of the mesh, which need not exist."""
+    return {"update": self._trace_update(self.batch(0))}
 
   @abc.abstractmethod
   def batch(self, step: int) -> Any:
@@ -157,7 +157,7 @@ class GradientPhase(abc.ABC):
   def _on_mesh(self, batch: Any) -> Any:
     return jax.device_put(batch, batch_sharding(self._mesh))
 
-  def _lower_update(self, batch: Any, *constants: Any) -> jax.stages.Lowered:
+  def _trace_update(self, batch: Any, *constants: Any) -> jax.stages.Traced:
     frozen = (abstract_params(self._model_init, self._mesh),) if self._lora.rank else ()
     batch = abstract(batch, batch_sharding(self._mesh))
-    return self._update.lower(self.abstract_state(), batch, *frozen, *constants)
+    return self._update.trace(self.abstract_state(), batch, *frozen, *constants)

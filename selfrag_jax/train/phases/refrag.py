@@ -208,22 +208,22 @@ class Refrag(GradientPhase):
     """Raise CollapseError if the policy has collapsed."""
     self._alarm.watch(step, metrics)
 
-  def lower(self) -> dict[str, jax.stages.Lowered]:
-    """Lower the programs of a step, rollout and update, for the devices of the mesh, which need not exist."""
+  def trace(self) -> dict[str, jax.stages.Traced]:
+    """Trace the programs of a step, rollout and update, for the devices of the mesh, which need not exist."""
     config, state = self._config, self.abstract_state()
-    batch, lower = self.batch(0), partial(self._runner.lower, state.params, kind=config.retriever)
-    programs = {"rollout": lower(batch, self._rollout, repeats=config.rollouts_per_question)}
+    batch, trace = self.batch(0), partial(self._runner.trace, state.params, kind=config.retriever)
+    programs = {"rollout": trace(batch, self._rollout, repeats=config.rollouts_per_question)}
     done = programs["rollout"].out_info
     if config.resample:
       behind = batch._replace(prompts=np.zeros((len(batch.lengths), self._width_behind(batch)), np.int32))
-      programs["again"] = lower(behind, self._bounds_behind, repeats=config.resample)
+      programs["again"] = trace(behind, self._bounds_behind, repeats=config.resample)
     of_rows = lambda dtype, *shape: jax.ShapeDtypeStruct((config.rows, *shape), dtype)
     columns: list[Any] = [of_rows(np.float32), of_rows(np.bool_), None if config.kl_on == "all" else of_rows(np.bool_)]
     if config.experts:
       columns.append(self._demonstrations(batch.indices, done.tokens.shape[1]))
     reference = (state.params,) if config.kl_weight else ()
     rows = jax.tree.map(lambda x: of_rows(x.dtype, *x.shape[1:]), done)
-    return programs | {"update": self._lower_update(_experience(rows, *columns), *reference)}
+    return programs | {"update": self._trace_update(_experience(rows, *columns), *reference)}
 
   def _demonstrations(self, indices: np.ndarray, width: int) -> Experts:
     """Render a demonstration of each question, without an advantage yet; a rollout can be too short for one."""
