@@ -145,7 +145,7 @@ def test_demonstrations_join_the_groups_of_their_questions(runner):
   split = rl_phase(runner, experts=True, accumulate=2)
   other, _ = split.step(split.initial_state(), asked)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, other.params)
-  assert "update" in taught.lower()
+  assert "update" in taught.trace()
   with pytest.raises(ValueError, match="with experts, questions_per_step"):
     RLConfig(questions_per_step=3, rollouts_per_question=4, experts=True, accumulate=4)
 
