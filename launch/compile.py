@@ -6,6 +6,7 @@ Topologies are v5e, v5p, v6e and tpu7x with a shape such as 4x4 or 2x2x4, and h1
 programs of each phase are compiled, by the compiler of that hardware (`pip install 'jax[tpu]'`); nothing runs.
 """
 
+import os
 from pathlib import Path
 
 from absl import flags
@@ -18,17 +19,20 @@ JSON = flags.DEFINE_string("json", None, "Also write the plan to this file.")
 
 def main(argv: list[str]) -> None:
   """Compile every program of the config's phases and print what it needs."""
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is built on the way needs no accelerator, and may find none
   config = read(argv)
   if TOPOLOGY.value is None:
     raise ValueError("which devices? --topology=v5e:4x4, or another one; --help lists them")
   from selfrag_jax.chips import topology
+  from selfrag_jax.mesh import absent, configure_xla
 
+  configure_xla()
   chip, devices = topology(TOPOLOGY.value)
+  import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
   import jax
 
   from selfrag_jax.aot import as_json, compile_phases, print_chip_plan, print_mesh
   from selfrag_jax.experiments.base import find
-  from selfrag_jax.mesh import absent
   from selfrag_jax.storage.atomic import write_json
 
   module = find(config["experiment"])

@@ -43,6 +43,13 @@ def test_a_rollout_for_a_slice_that_is_not_there_fits_and_sends_its_weights_once
     assert said in ended.stdout
 
 
+def test_a_training_beside_documents_that_bm25_finds_is_compiled():
+  flags = ("--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.model.d_model=64")
+  ended = compile_for("v5e:2x2", *flags, config="configs/rag.py")
+  assert ended.returncode == 0, ended.stderr
+  assert "rag update: " in ended.stdout
+
+
 @pytest.mark.parametrize(
   ("name", "flags", "message"),
   [
