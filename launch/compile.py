@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
   config = read(argv)
   if TOPOLOGY.value is None:
     raise ValueError("which devices? --topology=v5e:4x4, or another one; --help lists them")
-  from selfrag_jax.chips import topology
+  from selfrag_jax.aot.chips import topology
   from selfrag_jax.mesh import absent, configure_xla
 
   configure_xla()
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
   import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
   import jax
 
-  from selfrag_jax.aot import as_json, compile_phases, print_chip_plan, print_mesh
+  from selfrag_jax.aot.programs import compile_phases
+  from selfrag_jax.aot.table import as_json, print_chip_plan, print_mesh
   from selfrag_jax.experiments.base import find
   from selfrag_jax.storage.atomic import write_json
 

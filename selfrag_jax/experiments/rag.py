@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.aot import print_plan
+from selfrag_jax.aot.table import print_plan
 from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, suggestion
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 from etils import epath
 
-from selfrag_jax.aot import print_encoder_plan
+from selfrag_jax.aot.table import print_encoder_plan
 from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report

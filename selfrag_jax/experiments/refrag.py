@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.aot import print_plan
+from selfrag_jax.aot.table import print_plan
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.language_model import fitted_constants
 from selfrag_jax.experiments import base

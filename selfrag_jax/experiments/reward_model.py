@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 from scipy.special import expit
 
-from selfrag_jax.aot import print_plan
+from selfrag_jax.aot.table import print_plan
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.experiments import base

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from selfrag_jax.aot import print_plan
+from selfrag_jax.aot.table import print_plan
 from selfrag_jax.checked import Checked, Count, Range, Seed
 from selfrag_jax.experiments.base import TRAINED, TakePhase, announce, by_reading, make_model, metadata, write_report
 from selfrag_jax.experiments.recall import measure, score

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from selfrag_jax.memory import topk_tpu
 from selfrag_jax.memory.scoring import (
   OVERSAMPLING,
   Metric,
@@ -90,12 +91,20 @@ def search(
 def _local_top_k(state, queries, k, group_ids, bias, metric, method) -> tuple[Array, Array]:
   """Return scores and slots [B, min(k, C)] over the rows of this device."""
   C, D = state.embeddings.shape
-  fitting = max(LARGEST // (min(OVERSAMPLING * k, C) * D), 1)
-  whole = functools.partial(_top_k, k=k, metric=metric, method=method, product=_products)
-  blocks = functools.partial(_in_blocks, whole, fitting)
+  n = min(OVERSAMPLING * k, C)
+  fitting = max(LARGEST // (n * D), 1)
+  score = functools.partial(_first_pass, metric=metric, product=_products)
+  whole = functools.partial(_candidates, score, n, lax.top_k if method == "exact" else lax.approx_max_k)
+  blocks = functools.partial(_in_blocks, functools.partial(_top_k, k, metric, whole), fitting)
   # the scores of 256 queries do not fit into a CPU's cache
-  on_cpu = functools.partial(_in_blocks, functools.partial(whole, product=_rows_first), min(fitting, BLOCK))
-  return lax.platform_dependent(state, queries, group_ids, bias, cpu=on_cpu, default=blocks)
+  on_cpu = functools.partial(_candidates, functools.partial(score, product=_rows_first), n, whole.args[2])
+  on_cpu = functools.partial(_in_blocks, functools.partial(_top_k, k, metric, on_cpu), min(fitting, BLOCK))
+  platforms = {"cpu": on_cpu, "default": blocks}
+  if method == "exact" and topk_tpu.fits(state):
+    binned = functools.partial(_binned_candidates, score, n)
+    size = min(max(fitting // topk_tpu.BIN, 1), topk_tpu.QUERIES)
+    platforms["tpu"] = functools.partial(_in_blocks, functools.partial(_top_k, k, metric, binned), size)
+  return lax.platform_dependent(state, queries, group_ids, bias, **platforms)
 
 
 def _in_blocks(find, size, state, queries, group_ids, bias) -> tuple[Array, Array]:
@@ -109,16 +118,12 @@ def _in_blocks(find, size, state, queries, group_ids, bias) -> tuple[Array, Arra
   return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:B], found)
 
 
-def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tuple[Array, Array]:
-  C = state.embeddings.shape[0]
+def _top_k(k, metric, candidates, state, queries, group_ids, bias) -> tuple[Array, Array]:
+  """Order the candidates that `candidates(state, queries, group_ids, bias)` finds by their exact scores."""
   queries = queries.astype(state.norms.dtype)
-  allowed = state.valid[None, :]
-  if group_ids is not None:
-    allowed &= state.group_ids[None, :] == jnp.asarray(group_ids)[:, None]
+  group_ids = None if group_ids is None else jnp.asarray(group_ids)
   with jax.named_scope("first_pass"):
-    first = mask_scores(_first_pass(state, queries, bias, metric, product), allowed, jnp)
-    top_k = lax.top_k if method == "exact" else lax.approx_max_k
-    first, slots = top_k(first, min(OVERSAMPLING * k, C))
+    first, slots = candidates(state, queries, group_ids, bias)
 
   with jax.named_scope("rescore"):
     scores = ordered_dot(dequantize(state.embeddings[slots], state.scales[slots]), queries[:, None], jnp)
@@ -136,12 +141,37 @@ def _top_k(state, queries, group_ids, bias, *, k, metric, method, product) -> tu
     ahead = scores[:, None, :] > scores[:, :, None]
     ahead |= (scores[:, None, :] == scores[:, :, None]) & (slots[:, None, :] < slots[:, :, None])
     # float32, because XLA:CPU has a fast top-k for it and sorts everything else
-    _, best = lax.top_k(-ahead.sum(-1, dtype=jnp.float32), min(k, C))
+    _, best = lax.top_k(-ahead.sum(-1, dtype=jnp.float32), min(k, scores.shape[1]))
     return jnp.take_along_axis(scores, best, axis=1), jnp.take_along_axis(slots, best, axis=1)
 
 
-def _first_pass(state, queries, bias, metric, product) -> Array:
-  """Score every row in the storage's precision; without a bias, scores lack a factor per query. Returns [B, C]."""
+def _candidates(score, n, top_k, state, queries, group_ids, bias) -> tuple[Array, Array]:
+  """Return scores and slots [B, n] of the best rows by the scores of the first pass."""
+  return top_k(score(state, queries, group_ids, bias), n)
+
+
+def _binned_candidates(score, n, state, queries, group_ids, bias, interpret=False) -> tuple[Array, Array]:
+  """Return what `_candidates` does, by the kernel of a TPU; see `topk_tpu`."""
+  slots = topk_tpu.candidates(score, state, queries, group_ids, bias, n, interpret)
+  rows = jax.tree.map(lambda x: x[slots], state.replace(tokens=state.tokens[:, :0]))
+  one = lambda rows, query, group, bias: score(rows, query[None], None if group is None else group[None], bias)[0]
+  bias = None if bias is None else jnp.asarray(bias)[slots]
+  first, best = lax.top_k(jax.vmap(one)(rows, queries, group_ids, bias), n)
+  return first, jnp.take_along_axis(slots, best, axis=1)
+
+
+def _first_pass(state, queries, group_ids, bias, *, metric, product) -> Array:
+  """Score every row in the storage's precision; without a bias, scores lack a factor per query. Returns [B, C].
+
+  What is not valid, or of another group than a query's, is -inf.
+  """
+  allowed = state.valid[None, :]
+  if group_ids is not None:
+    allowed &= state.group_ids[None, :] == group_ids[:, None]
+  return mask_scores(_similarity(state, queries, bias, metric, product), allowed, jnp)
+
+
+def _similarity(state, queries, bias, metric, product) -> Array:
   dtype = state.embeddings.dtype
   is_int8 = dtype == jnp.int8
   stored, scales = quantize(queries) if is_int8 else (queries.astype(dtype), None)
@@ -160,7 +190,9 @@ def _first_pass(state, queries, bias, metric, product) -> Array:
 
 def _products(queries, rows, dtype) -> Array:
   """Multiply each query with each row: [B, C]."""
-  return jnp.einsum("bd,cd->bc", queries, rows, precision=lax.Precision.HIGHEST, preferred_element_type=dtype)
+  # others are exact, and a TPU's kernel takes no precision for them
+  precision = lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
+  return jnp.einsum("bd,cd->bc", queries, rows, precision=precision, preferred_element_type=dtype)
 
 
 def _rows_first(queries, rows, dtype) -> Array:

@@ -73,7 +73,7 @@ def ssd_chunked(
   initial_state_BxHxPxN: Array | None = None,
   chunk_size: int = 128,
 ) -> tuple[Array, Array]:
-  """Run the recurrence as matrix products inside chunks and an associative scan over the chunks' states.
+  """Run the recurrence as matrix products inside chunks, whose states follow from one another.
 
   Section 6 of arXiv 2405.21060, with documents packed in a row. The large products run in x's dtype and accumulate in
   promote_types(x.dtype, float32); the decay stays in that wider type, because bfloat16 decay costs 3e-2 and more.
@@ -145,22 +145,21 @@ def _block(inputs, run_BxT, A_H, initial_BxHxPxN, initial_run_B, L):
     x_ZxLxGxJxP, dt_ZxLxGxJ, A_H.reshape(heads), B_ZxLxGxN, C_ZxLxGxN, run_ZxL, previous_run_Z
   )
 
-  # the initial state is one more chunk, before the first of its row
+  # One chunk after the other: at most BLOCK_CHUNKS, each a product and a sum. At an associative scan over an odd number
+  # of them, the TPU compiler of libtpu 0.0.42 stops with a failed check ("Loop will not make progress").
   states_BxZxHxPxN = state_ZxGxJxPxN.reshape(n_batch, -1, *initial_BxHxPxN.shape[1:])
-  states_BxZxHxPxN = jnp.concatenate([initial_BxHxPxN[:, None], states_BxZxHxPxN], axis=1)
-  decays_BxZxH = jnp.pad(to_end_ZxGxJ.reshape(n_batch, -1, n_heads), ((0, 0), (1, 0), (0, 0)))
-
-  def compose(first, second):
-    return first[0] * second[0], second[0] * first[1] + second[1]
-
-  _, states_BxZxHxPxN = jax.lax.associative_scan(compose, (decays_BxZxH[..., None, None], states_BxZxHxPxN), axis=1)
-  entering_ZxGxJxPxN = states_BxZxHxPxN[:, :-1].reshape(state_ZxGxJxPxN.shape).astype(x_BxTxHxP.dtype)
+  decays_BxZxH = to_end_ZxGxJ.reshape(n_batch, -1, n_heads)
+  entering = [initial_BxHxPxN]
+  for z in range(states_BxZxHxPxN.shape[1]):
+    entering.append(decays_BxZxH[:, z, :, None, None] * entering[-1] + states_BxZxHxPxN[:, z])
+  *entering, last_BxHxPxN = entering
+  entering_ZxGxJxPxN = jnp.stack(entering, 1).reshape(state_ZxGxJxPxN.shape).astype(x_BxTxHxP.dtype)
   carried_ZxLxGxJxP = jnp.einsum(
     "zlgn,zgjpn->zlgjp", C_ZxLxGxN, entering_ZxGxJxPxN, preferred_element_type=initial_BxHxPxN.dtype
   )
   y_ZxLxGxJxP += to_token_ZxLxGxJ[..., None] * carried_ZxLxGxJxP
   y_BxTxHxP = y_ZxLxGxJxP.reshape(x_BxTxHxP.shape)
-  return y_BxTxHxP.astype(x_BxTxHxP.dtype), states_BxZxHxPxN[:, -1]
+  return y_BxTxHxP.astype(x_BxTxHxP.dtype), last_BxHxPxN
 
 
 def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):

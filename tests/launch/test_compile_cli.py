@@ -9,9 +9,11 @@ import pytest
 from launching import launch
 
 from configs.rag import get_config
-from selfrag_jax import chips
-from selfrag_jax.aot import Program, advice, as_json, compile_phases, traffic
-from selfrag_jax.chips import CHIPS, SHAPES, topology
+from selfrag_jax.aot import chips
+from selfrag_jax.aot.chips import CHIPS, SHAPES, topology
+from selfrag_jax.aot.programs import Program, compile_phases
+from selfrag_jax.aot.roofline import traffic
+from selfrag_jax.aot.table import advice, as_json
 from selfrag_jax.experiments.rag import build, planned
 
 SMALL = (

@@ -142,6 +142,10 @@ class GradientPhase(abc.ABC):
     """Trace the programs of a step for the devices of the mesh, which need not exist."""
     return {"update": self._trace_update(self.batch(0))}
 
+  def model_flops(self) -> float | None:
+    """Return the FLOPs of the model in a step, forward and backward, padding included; None if not known."""
+    return None
+
   @abc.abstractmethod
   def batch(self, step: int) -> Any:
     """Return the batch of a step: a function of the seed and the step."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.flops import count
+from selfrag_jax.aot.flops import count
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig, flops_per_token
 from selfrag_jax.model.lm import LM, init_params

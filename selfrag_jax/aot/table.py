@@ -1,88 +1,20 @@
-"""Programs that are compiled and not run: the memory that each needs, and what it sends between devices."""
+"""What compiled programs need of their devices, as a table and as JSON."""
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from selfrag_jax import flops
-from selfrag_jax.chips import Chip
-from selfrag_jax.hlo import Collective, collectives
+from selfrag_jax.aot.chips import Chip
+from selfrag_jax.aot.programs import Program, compile_phases
+from selfrag_jax.aot.roofline import bounds, traffic, utilization
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.typing import Params
 
 SPARE = 0.1  # of a device's memory: what a program must leave free, for fragmentation and for what else runs there
-
-
-class Program(NamedTuple):
-  """A compiled program. Sizes are in bytes on one device; results that take the place of arguments count as these."""
-
-  name: str
-  arguments: int
-  temporary: int
-  results: int
-  seconds: float  # that it took to compile
-  text: str  # of its HLO
-  work: flops.Work  # of all devices together
-
-  @property
-  def memory(self) -> int:
-    """The bytes that a device needs to run it."""
-    return self.arguments + self.temporary + self.results
-
-  def seconds_of_products(self, mesh: Mapping[str, int], chip: Chip) -> dict[str, float]:
-    """Return the least time of the products, at the chip's peak: of the program, and of one turn of each loop."""
-    peak = math.prod(mesh.values()) * chip.flops
-    return {path: flops / peak for path, flops in sorted(self.work.items())}
-
-
-class Traffic(NamedTuple):
-  """The collectives of one kind, along the same axes of the mesh and within the same loops."""
-
-  kind: str
-  axes: tuple[str, ...]
-  loop: str  # empty: outside of all loops
-  trips: int | None  # of all loops around them; None: only the running program knows
-  number: int
-  bytes: float  # that a device sends, each time
-
-
-def compile_phases(phases: Mapping[str, GradientPhase]) -> list[Program]:
-  """Compile the programs of a step of each phase for the devices of its mesh, which need not exist."""
-  programs = []
-  for name, phase in phases.items():
-    for program, traced in phase.trace().items():
-      started = time.monotonic()
-      compiled = traced.lower().compile()
-      memory: Any = compiled.memory_analysis()
-      results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-      sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
-      seconds = time.monotonic() - started
-      work = flops.count(traced.jaxpr)
-      programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or "", work))
-  return programs
-
-
-def traffic(program: Program, mesh: Mapping[str, int]) -> list[Traffic]:
-  """Sum what a program sends by kind, axes and loop: outside of loops first, the most bytes first."""
-  groups: dict[tuple, list[Collective]] = defaultdict(list)
-  for one in collectives(program.text):
-    # devices that differ along no axis send nothing
-    if axes := one.axes(mesh):
-      groups[one.kind, axes, one.loops].append(one)
-  rows = []
-  for (kind, axes, loops), found in groups.items():
-    trips: int | None = 1
-    for loop in loops:
-      trips = None if trips is None or loop.trips is None else trips * loop.trips
-    loop = loops[-1].name if loops else ""
-    rows.append(Traffic(kind, axes, loop, trips, len(found), sum(one.wire_bytes for one in found)))
-  return sorted(rows, key=lambda row: (row.loop, -row.bytes))
 
 
 def advice(program: Program, chip: Chip) -> str:
@@ -110,7 +42,8 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
       "fits": not advice(program, chip),
       "compile_seconds": round(program.seconds, 1),
       "flops": dict(program.work),
-      "seconds_of_products": program.seconds_of_products(mesh, chip),
+      "seconds": {path: bound._asdict() for path, bound in bounds(program, mesh, chip).items()},
+      "mfu": dict(zip(("overlapped", "in_turn"), utilization(program, mesh, chip) or (), strict=False)),
       "collectives": [row._asdict() for row in traffic(program, mesh)],
     }
     for program in programs
@@ -125,9 +58,12 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
     share = program.memory / chip.memory
     fits = advice(program, chip) or f"fits, {1 - share:.0%} to spare"
     print(f"\n{program.name}: {share:.1%} of a device's {chip.memory / 2**30:.0f} GiB, {fits}")
-    for path, seconds in program.seconds_of_products(mesh, chip).items():
+    for path, bound in bounds(program, mesh, chip).items():
       turn = f"a turn of {path}" if path else "outside of loops"
-      print(f"  {program.work[path]:10.3g} FLOPs of products {turn}, at least {seconds * 1e3:.3g} ms on {n} devices")
+      times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in bound._asdict().items())
+      print(f"  at least, {turn}: {times} ({program.work[path]:.3g} FLOPs on {n} devices)")
+    if utilized := utilization(program, mesh, chip):
+      print("  MFU at most {:.0%}; {:.0%} if nothing is computed while something is sent".format(*utilized))
     rows = traffic(program, mesh)
     if not rows:
       print("  sends nothing")

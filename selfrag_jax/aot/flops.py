@@ -13,8 +13,9 @@ Work = Counter  # the path of a loop ("" outside of all, "while/while" in an inn
 def count(jaxpr: ClosedJaxpr | Any) -> Work:
   """Count the FLOPs (2 x multiply-adds) of the products of a program, given as `jitted.trace(…).jaxpr`.
 
-  A scan counts as often as it runs. How often a `while` runs, only running it tells: its body has an entry of its own,
-  of one iteration. Of the branches of a condition, the one with the most work counts. Element-wise work does not count.
+  A scan counts as often as it runs, a Pallas kernel as often as its grid has places. How often a `while` runs, only
+  running it tells: its body has an entry of its own, of one iteration. Of the branches of a condition, the one with the
+  most work counts. Element-wise work does not count.
   """
   work: Work = Counter()
   for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -30,6 +31,8 @@ def count(jaxpr: ClosedJaxpr | Any) -> Work:
       work += Counter({f"while/{path}".rstrip("/"): flops for path, flops in body.items()})
     else:
       times = equation.params["length"] if name == "scan" else 1
+      if name == "pallas_call":
+        times = math.prod(equation.params["grid_mapping"].grid)
       if name == "shard_map":  # traced for one device
         mesh = equation.params["mesh"]
         times = math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])

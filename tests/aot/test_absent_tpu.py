@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.chips import topology
+from selfrag_jax.aot.chips import topology
+from selfrag_jax.aot.collectives import collectives
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.hlo import collectives
 from selfrag_jax.mesh import make_mesh, replicated
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params

@@ -4,32 +4,22 @@ The compiler's cost model counts the body of a loop once and knows no interconne
 with its shapes and its groups of devices, and every `while` with the computations that it calls.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfrag_jax.aot.hlo import Instruction, Loop, parse
+
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
-_OPERATION = re.compile(r" ([a-z][\w\-]*)\(")
-_CALLED = re.compile(r"(?:calls|to_apply|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
-_LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)[a-z\d]*)\[([\d,]*)\]")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(
   r"replica_groups=mesh\[((?:'\w+'=\d+,?)+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{((?:'\w+',?)*)\}"
 )
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}")
-
-
-class Loop(NamedTuple):
-  """A `while` of a program: where it stands in the traced code, and its iterations (None: only running it tells)."""
-
-  name: str
-  trips: int | None
 
 
 class Collective(NamedTuple):
@@ -60,64 +50,28 @@ class Collective(NamedTuple):
 
 def collectives(text: str) -> list[Collective]:
   """List the collectives of a compiled program, given as `compiled.as_text()`; each once for every loop around it."""
-  partitions = re.search(r"num_partitions=(\d+)", text.split("\n", 1)[0])
-  n_devices = int(partitions[1]) if partitions else 1
-  computations: dict[str, list[str]] = {}
-  name = entry = ""
-  for line in text.splitlines():
-    if opening := _COMPUTATION.match(line):
-      name = opening[2]
-      entry = name if opening[1] else entry
-      computations[name] = []
-    elif line.startswith("  ") and name:
-      computations[name].append(line)
-  if not entry:
-    raise ValueError("the text is no HLO of a compiled program: it has no ENTRY computation")
+  module = parse(text)
   # an asynchronous collective may stand in several computations of its fusion, by the same channel and name
   copies: dict[Any, dict[str, list[Collective]]] = {}
-  for where, key, found in _walk(computations, entry, (), n_devices):
-    copies.setdefault((key, found), {}).setdefault(where, []).append(found)
+  for where, instruction, loops in module.walk():
+    kind = instruction.kind.removesuffix("-start")
+    if kind in KINDS:
+      key = tuple(re.findall(r'channel_id=\d+|op_name="[^"]*"', instruction.rest))
+      found = _collective(kind, instruction, loops, module.n_devices)
+      copies.setdefault((key, found), {}).setdefault(where, []).append(found)
   return [found for by_computation in copies.values() for found in max(by_computation.values(), key=len)]
 
 
-def _walk(
-  computations: Mapping[str, list[str]], name: str, loops: tuple[Loop, ...], n_devices: int
-) -> Iterator[tuple[str, tuple[str, ...], Collective]]:
-  """Yield the computation of every collective, what its copies have in common, and itself."""
-  for line in computations[name]:
-    right = line.partition(" = ")[2]
-    operation = _OPERATION.search(f" {right}")
-    if operation is None:
-      continue
-    if operation[1] == "while" and (parts := _LOOP.search(line)):
-      trips = _TRIPS.search(line)
-      traced = re.search(r'op_name="([^"]*)"', line)
-      loop = Loop(traced[1] if traced else parts[2], int(trips[1]) if trips else None)
-      for part in parts.groups():
-        yield from _walk(computations, part, (*loops, loop), n_devices)
-      continue
-    for called in _CALLED.findall(line):
-      for part in re.findall(r"[\w.\-]+", called):
-        yield from _walk(computations, part, loops, n_devices)
-    kind = operation[1].removesuffix("-start")
-    if kind in KINDS:
-      key = tuple(re.findall(r'channel_id=\d+|op_name="[^"]*"', line))
-      yield name, key, _collective(kind, operation, right, loops, n_devices)
-
-
-def _collective(kind: str, operation: re.Match, line: str, loops: tuple[Loop, ...], n_devices: int) -> Collective:
-  arrays = [
-    (int(bits or 8) / 8, tuple(int(n) for n in sizes.split(",") if n))
-    for _, bits, sizes in _ARRAY.findall(line[: operation.start()])
-  ]
-  if operation[1] == "all-gather-start":  # its type lists the operands first
+def _collective(kind: str, instruction: Instruction, loops: tuple[Loop, ...], n_devices: int) -> Collective:
+  arrays = instruction.arrays
+  if instruction.kind == "all-gather-start":  # its type lists the operands first
     arrays = arrays[len(arrays) // 2 :]
-  if operation[1] == "collective-permute-start":
+  if instruction.kind == "collective-permute-start":
     arrays = arrays[1:2]
-  devices = _devices(line, n_devices)
+  devices = _devices(f"{instruction.type} {instruction.kind}({instruction.rest}", n_devices)
   times = len(devices) if kind == "reduce-scatter" else 1
-  size = sum(width * int(np.prod(shape, dtype=np.int64)) for width, shape in arrays)
-  return Collective(kind, tuple(shape for _, shape in arrays), int(size * times), devices, loops)
+  size = sum(array.width * math.prod(array.shape) for array in arrays)
+  return Collective(kind, tuple(array.shape for array in arrays), int(size * times), devices, loops)
 
 
 def _devices(line: str, n_devices: int) -> tuple[int, ...]:

@@ -68,7 +68,8 @@ def topology(name: str) -> tuple[Chip, Sequence[Any]]:
     return CHIPS[kind], topologies.get_topology_desc(grid, platform="cuda", topology=grid, target_config=_H100).devices
   for variable, value in _NO_TPU.items():
     os.environ.setdefault(variable, value)
-  return CHIPS[kind], topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+  host = {"chips_per_host_bounds": (1, 1, 1)} if shape == "1x1" else {}  # others have four chips
+  return CHIPS[kind], topologies.get_topology_desc(platform="tpu", topology_name=name, **host).devices
 
 
 def _is_installed(module: str) -> bool:

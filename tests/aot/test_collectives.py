@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.hlo import collectives
+from selfrag_jax.aot.collectives import collectives
 from selfrag_jax.mesh import make_mesh
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -1,0 +1,54 @@
+"""Programs that are compiled and not run."""
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from selfrag_jax.aot import flops
+from selfrag_jax.aot.hlo import Module, parse
+from selfrag_jax.train.phases.base import GradientPhase
+
+
+class Program(NamedTuple):
+  """A compiled program. Sizes are in bytes on one device; results that take the place of arguments count as these."""
+
+  name: str
+  arguments: int
+  temporary: int
+  results: int
+  seconds: float  # that it took to compile
+  text: str  # of its HLO
+  work: flops.Work  # of all devices together
+  useful: float | None = None  # FLOPs of the model, forward and backward, without any recomputation
+
+  @property
+  def memory(self) -> int:
+    """The bytes that a device needs to run it."""
+    return self.arguments + self.temporary + self.results
+
+  @property
+  def module(self) -> Module:
+    """Its instructions."""
+    return _parse(self.text)
+
+
+@functools.lru_cache(8)
+def _parse(text: str) -> Module:
+  return parse(text)
+
+
+def compile_phases(phases: Mapping[str, GradientPhase]) -> list[Program]:
+  """Compile the programs of a step of each phase for the devices of its mesh, which need not exist."""
+  programs = []
+  for name, phase in phases.items():
+    for program, traced in phase.trace().items():
+      started = time.monotonic()
+      compiled = traced.lower().compile()
+      memory: Any = compiled.memory_analysis()
+      results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+      sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
+      seconds = time.monotonic() - started
+      work, useful = flops.count(traced.jaxpr), phase.model_flops() if program == "update" else None
+      programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or "", work, useful))
+  return programs
