@@ -72,6 +72,7 @@ class CountriesData(Checked):
   further: Natural = 9  # questions about the documents after the first one of a conversation of training
   near: Share = 0.0  # of these conversations: documents of the same relation or country
   noise: Share = 0.0  # of the words that tell no relation, in phase `rag`: left out, or others in their place
+  reversed: Share = 0.0  # of the further questions: give a value and ask for its country
   seed: Seed = 0
 
 
@@ -266,7 +267,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "seed"
+    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")

@@ -53,6 +53,9 @@ QUESTIONS = {
   "valid": ("Which is the {r} of {c}?",),
   "test": ("In the country {c}, which is the {r}?", "What {r} does the country {c} have?"),
 }  # fmt: skip
+# Training also asks the other way round. To answer, the place of a value must know its country: an easy lesson, as one
+# word of the question is that of the document, without which a model is slow to learn to choose by the country.
+REVERSED = ("Whose {r} is {v}?", "{v} is whose {r}?", "Whose is the {r} {v}?", "Name whose {r} is {v}.")
 
 
 def _wordings(
@@ -146,7 +149,7 @@ def vocabulary() -> list[str]:
   """List the distinct words and marks of every document, question and answer."""
   texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
   pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
-  said = pieces([*texts, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
+  said = pieces([*texts, *REVERSED, *RELATIONS, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
   return list(dict.fromkeys([*said, *FIRST, *LAST, *FILLERS]))
 
 
@@ -182,10 +185,14 @@ class World(NamedTuple):
     same = lambda other: other // n == place // n or other % n == place % n
     return [other for other in range(len(self.documents)) if other != place and same(other)]
 
-  def ask(self, place: int, share: float, rng: np.random.Generator) -> str:
-    """Return a question that a document answers, in any wording of training; see `noisy` for `share`."""
-    wordings = list(RELATIONS.values())[place % len(RELATIONS)]["train"].questions
-    return noisy(wordings[rng.integers(len(wordings))], share, rng).format(c=self.documents[place].title)
+  def turn(self, place: int, noise: float, reversed_: float, rng: np.random.Generator) -> tuple[str, str]:
+    """Return a question that a document answers, in any wording of training, and its answer; see `Countries`."""
+    document, name = self.documents[place], list(RELATIONS)[place % len(RELATIONS)]
+    if reversed_ and rng.random() < reversed_:
+      question = REVERSED[rng.integers(len(REVERSED))].replace("{r}", name)
+      return question.format(v=self.value(place)), document.title
+    wordings = RELATIONS[name]["train"].questions
+    return noisy(wordings[rng.integers(len(wordings))], noise, rng).format(c=document.title), self.value(place)
 
 
 class Asked(NamedTuple):
@@ -211,6 +218,7 @@ class Countries:
   further: int = 9  # questions after the first one of a conversation of training
   near: float = 0.0  # the share of these conversations with documents of the same relation or country
   noise: float = 0.0  # the share of the words that tell no relation which a training leaves out or replaces
+  reversed: float = 0.0  # the share of the further questions that give a value and ask for its country
   seed: int = 0
 
   def __post_init__(self):
@@ -292,7 +300,7 @@ class Countries:
       turns = [
         {"role": role, "content": content}
         for place in rng.choice(shown, self.further)
-        for role, content in (("user", world.ask(place, self.noise, rng)), ("assistant", world.value(place)))
+        for role, content in zip(("user", "assistant"), world.turn(place, self.noise, self.reversed, rng), strict=True)
       ]
       return {**conversation, "messages": [*conversation["messages"], *turns]}
 

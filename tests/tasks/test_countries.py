@@ -163,6 +163,24 @@ def test_a_training_asks_further_questions_about_the_documents_of_a_conversation
   assert plain == (1.0, 0.0)
 
 
+def test_a_share_of_the_further_questions_of_a_training_asks_for_the_country_of_a_value():
+  countries = Countries(reversed=0.3, noise=0.3)
+  assert list(countries.task("test", N)) == list(Countries().task("test", N))
+  n_reversed = n_further = 0
+  for row in (countries.training("retrieved", 0.0)[i] for i in range(N)):
+    said = [message["content"] for message in row["messages"][1:]]
+    assert not re.search("whose", said[0], re.I)
+    for question, answer in zip(said[2::2], said[3::2], strict=True):
+      n_further += 1
+      if re.search("whose", question, re.I):
+        n_reversed += 1
+        (value,) = re.findall(NAME, question)
+        (document,) = [d for d in documents(row) if value in d["content"]]
+        assert document["title"] == answer
+  assert n_further == countries.further * N
+  assert abs(n_reversed / n_further - 0.3) < 0.03
+
+
 def test_examples_are_a_function_of_seed_and_index():
   one, again, other = (Countries(seed=seed).task("train", N) for seed in (1, 1, 2))
   assert one[7] == again[7]
@@ -171,12 +189,12 @@ def test_examples_are_a_function_of_seed_and_index():
 
 
 def test_the_vocabulary_covers_every_conversation():
-  countries = Countries(noise=0.5, near=0.5)
+  countries = Countries(noise=0.5, near=0.5, reversed=0.5)
   tokenizer, task = countries.tokenizer, countries.task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 160
   every = countries.training("retrieved", 0.5)
-  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 264
+  assert max(len(render_conversation(tokenizer, every[i], COMPACT)[0]) for i in range(N)) <= 256
 
 
 def test_what_cannot_be_drawn_is_an_error():
