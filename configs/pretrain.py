@@ -2,6 +2,8 @@
 
 python launch/train.py --config=configs/pretrain.py             lists of facts and questions, generated on demand
 python launch/train.py --config=configs/pretrain.py:sentence    any variant of selfrag_jax/tasks/facts.py
+python launch/train.py --config=configs/pretrain.py:text --config.data.path=FILES    text files
+python launch/train.py --config=configs/pretrain.py:hybrid_1b_v5e256 --config.data.path=FILES    10^9 parameters, a pod
 
 Before sentences, a phase `pairs` reads lists of names and codes, from which recall forms more surely.
 """
@@ -59,7 +61,38 @@ NEEDED |= {"two_fact": Needed(0.1, 0.3, 1.5), "paraphrase": Needed(0.1, 0.3, 1.0
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
   """Return the config of a variant of the facts, or of text files."""
-  return of_phases(differences(variant))
+  return of_phases(hybrid_1b() if variant == "hybrid_1b_v5e256" else differences(variant))
+
+
+def hybrid_1b() -> dict[str, Any]:
+  """Return how the config of a hybrid with 10^9 parameters, for 256 chips of 16 GiB, differs from the defaults."""
+  rates = {"learning_rate": 3e-4, "schedule": "cosine", "warmup_steps": 2000, "final_fraction": 0.1}
+  return {
+    "experiment": "self_rag",
+    "seed": 0,
+    "workdir": "runs/pretrain_hybrid_1b",
+    "init": "",
+    "data": {"name": "text", "row_tokens": 4096},
+    "mesh": {"data": 16, "fsdp": 16},
+    "model": {
+      "vocab_size": 32_768,
+      "d_model": 2048,
+      "n_layers": 30,
+      "n_heads": 16,
+      "n_kv_heads": 4,
+      "mlp_dim": 8192,
+      "block_pattern": "MMMMMT*5",
+      "rope": False,
+      "ssm_state": 128,
+      "ssm_head_dim": 64,
+      "ssm_chunk": 256,
+      "dtype": "bfloat16",
+      "remat": "full",
+    },
+    "self_rag": {},
+    "pretrain": {"steps": 20_000, "batch_size": 256, "optimizer": {"name": "adamw", **rates}},
+    "loop": {"checkpoint_every": 500, "eval_every": 1000, "log_every": 10},
+  }
 
 
 def of_phases(differences: dict[str, Any]) -> ml_collections.ConfigDict:

@@ -48,16 +48,21 @@ class Collective(NamedTuple):
     return tuple(axis for axis, along in zip(mesh, places, strict=True) if len(set(along.tolist())) > 1)
 
 
-def collectives(text: str) -> list[Collective]:
-  """List the collectives of a compiled program, given as `compiled.as_text()`; each once for every loop around it."""
+def collectives(text: str, *, one_branch: bool = False) -> list[Collective]:
+  """List the collectives of a compiled program, given as `compiled.as_text()`; each once for every loop around it.
+
+  `one_branch`: of a condition, those of one branch, as one runs; see `Module.walk`.
+  """
   module = parse(text)
   # an asynchronous collective may stand in several computations of its fusion, by the same channel and name
   copies: dict[Any, dict[str, list[Collective]]] = {}
-  for where, instruction, loops in module.walk():
+  for where, instruction, loops in module.walk(one_branch=one_branch):
     kind = instruction.kind.removesuffix("-start")
     if kind in KINDS:
       key = tuple(re.findall(r'channel_id=\d+|op_name="[^"]*"', instruction.rest))
       found = _collective(kind, instruction, loops, module.n_devices)
+      if kind == "all-reduce" and where.startswith("all-reduce-scatter"):  # a TPU's fusion with the slice that it takes
+        found = found._replace(kind="reduce-scatter")
       copies.setdefault((key, found), {}).setdefault(where, []).append(found)
   return [found for by_computation in copies.values() for found in max(by_computation.values(), key=len)]
 

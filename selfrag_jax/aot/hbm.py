@@ -23,13 +23,19 @@ def moved(module: Module) -> Counter:
   """Count the bytes that a device reads and writes: path of a loop ("" outside of all) -> bytes of one turn of it.
 
   Paths are those of `flops.count`, and a loop of known length counts as often as it turns, as a scan there. Pallas
-  kernels count their operands and results once.
+  kernels count their operands and results once. Of the branches of a condition, one counts: see `Module.walk`.
   """
   bytes_: Counter = Counter()
-  for where, instruction, loops in module.walk(into=("call", "conditional")):
+  for where, instruction, loops in module.walk(("call", "conditional"), one_branch=True):
     path, times = path_of(loops)
     bytes_[path] += times * sum(_moved(module, where, instruction))
   return bytes_
+
+
+def moved_by(module: Module, kind: str, name: str) -> int:
+  """Count the bytes that the instructions of a kind whose name begins with `name` read and write, each once."""
+  chosen = (found for found in module.walk(into=("call", "conditional")) if found[1].kind == kind)
+  return sum(sum(_moved(module, where, one)) for where, one, _ in chosen if one.name.startswith(name))
 
 
 def _moved(module: Module, where: str, instruction: Instruction) -> Iterator[int]:

@@ -93,11 +93,17 @@ class Module:
     return {name: {one.name: one.arrays for one in of} for name, of in self.computations.items()}
 
   def walk(
-    self, into: tuple[str, ...] | None = None, name: str = "", loops: tuple[Loop, ...] = ()
+    self,
+    into: tuple[str, ...] | None = None,
+    name: str = "",
+    loops: tuple[Loop, ...] = (),
+    *,
+    one_branch: bool = False,
   ) -> Iterator[tuple[str, Instruction, tuple[Loop, ...]]]:
     """Yield every instruction that runs, with its computation and the loops around it, the outermost first.
 
     An instruction that calls computations comes after theirs; `into`: only those of these kinds are entered, and loops.
+    With `one_branch`, of the branches of a condition only the one that makes the largest arrays is entered.
     """
     name = name or self.entry
     for instruction in self.computations[name]:
@@ -105,11 +111,21 @@ class Module:
         loop, (condition, body) = found
         loop = loop._replace(trips=self._trips(condition)) if loop.trips is None else loop
         for part in (condition, body):
-          yield from self.walk(into, part, (*loops, loop))
+          yield from self.walk(into, part, (*loops, loop), one_branch=one_branch)
       elif into is None or instruction.kind in into:
-        for part in instruction.called:
-          yield from self.walk(into, part, loops)
+        parts = instruction.called
+        if one_branch and instruction.kind == "conditional":
+          parts = [max(parts, key=self._size_of)]
+        for part in parts:
+          yield from self.walk(into, part, loops, one_branch=one_branch)
       yield name, instruction, loops
+
+  def _size_of(self, computation: str) -> int:
+    """Return the bytes of all that a computation makes."""
+    size = 0
+    for _, instruction, loops in self.walk((), computation, one_branch=True):
+      size += path_of(loops)[1] * sum(array.bytes for array in instruction.arrays)
+    return size
 
   def _trips(self, condition: str) -> int | None:
     """Return the turns of a loop that goes on while a number is below a constant: as every scan, it counts from 0."""

@@ -3,11 +3,24 @@
 import functools
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import jax
 
 from selfrag_jax.aot import flops
 from selfrag_jax.aot.hlo import Module, parse
-from selfrag_jax.train.phases.base import GradientPhase
+
+
+class Traceable(Protocol):
+  """What has programs to compile: a phase of a training, for instance."""
+
+  def trace(self) -> dict[str, jax.stages.Traced]:
+    """Trace its programs for devices that need not exist."""
+    ...
+
+  def model_flops(self) -> float | None:
+    """Return the FLOPs of the model in its program `update`; None if not known."""
+    ...
 
 
 class Program(NamedTuple):
@@ -38,7 +51,7 @@ def _parse(text: str) -> Module:
   return parse(text)
 
 
-def compile_phases(phases: Mapping[str, GradientPhase]) -> list[Program]:
+def compile_phases(phases: Mapping[str, Traceable]) -> list[Program]:
   """Compile the programs of a step of each phase for the devices of its mesh, which need not exist."""
   programs = []
   for name, phase in phases.items():

@@ -65,7 +65,7 @@ def bounds(program: Program, mesh: Mapping[str, int], chip: Chip) -> dict[str, B
   """
   peak = math.prod(mesh.values()) * chip.flops
   moved, sent = hbm.moved(program.module), defaultdict(float)
-  for one in collectives(program.text):
+  for one in collectives(program.text, one_branch=True):
     path, times = path_of(one.loops)
     sent[path] += times * one.wire_bytes if one.axes(mesh) else 0
   paths = sorted({"", *program.work, *(path for path in (*moved, *sent) if moved[path] + sent[path] > 0)})

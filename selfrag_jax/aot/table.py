@@ -8,10 +8,9 @@ import jax
 from jax.sharding import Mesh
 
 from selfrag_jax.aot.chips import Chip
-from selfrag_jax.aot.programs import Program, compile_phases
+from selfrag_jax.aot.programs import Program, Traceable, compile_phases
 from selfrag_jax.aot.roofline import bounds, traffic, utilization
 from selfrag_jax.model.config import ModelConfig, count_params
-from selfrag_jax.train.phases.base import GradientPhase
 from selfrag_jax.typing import Params
 
 SPARE = 0.1  # of a device's memory: what a program must leave free, for fragmentation and for what else runs there
@@ -72,13 +71,13 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
       print(f"  {row.number:4} {row.kind:18} along {' x '.join(row.axes):22} {_size(row.bytes):>10}  {where}")
 
 
-def print_plan(mesh: Mesh, model: ModelConfig, phases: Mapping[str, GradientPhase]) -> None:
+def print_plan(mesh: Mesh, model: ModelConfig, phases: Mapping[str, Traceable]) -> None:
   """Print the mesh, the parameters and block pattern of a language model, and the memory of its programs."""
   print_model(mesh, model)
   print_memory(compile_phases(phases))
 
 
-def print_encoder_plan(mesh: Mesh, params: Params, phases: Mapping[str, GradientPhase]) -> None:
+def print_encoder_plan(mesh: Mesh, params: Params, phases: Mapping[str, Traceable]) -> None:
   """Print the mesh, the parameters of an encoder, and the memory of its programs."""
   print_mesh(mesh)
   print(f"parameters  {sum(leaf.size for leaf in jax.tree.leaves(params)):,}")

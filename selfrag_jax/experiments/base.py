@@ -20,7 +20,7 @@ from selfrag_jax.typing import Params
 
 NAMES = (
   "refrag", "self_rag", "position_recall", "encoder", "second_query", "rerank", "retrieval", "documents", "rag",
-  "reward_model", "qa", "gradient_rag", "sweep",
+  "reward_model", "qa", "gradient_rag", "search", "sweep",
 )  # fmt: skip
 # evaluation reads what `run` trained; the others make all that they need
 READING = ("refrag", "rag", "self_rag", "encoder", "second_query", "rerank", "reward_model")

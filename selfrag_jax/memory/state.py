@@ -147,6 +147,14 @@ def put(
   )
 
 
+def filled(embeddings: ArrayLike, dtype: DTypeLike) -> MemoryRows:
+  """Return valid rows of group 0 that store the embeddings [C, D] in a dtype, without tokens; see `init_rows`."""
+  stored, scales = _store(jnp.asarray(embeddings), jnp.dtype(dtype))
+  dequantized, zeros = dequantize(stored, scales), jnp.zeros(len(stored), jnp.int32)
+  norms = jnp.sqrt(ordered_dot(dequantized, dequantized, jnp))
+  return MemoryRows(stored, scales, norms, jnp.ones(len(stored), bool), zeros, zeros[:, None][:, :0], zeros)
+
+
 def delete(state: Rows, mask: ArrayLike) -> Rows:
   """Forget the slots where `mask` bool[C] is True; they are written again when the cursor comes round.
 

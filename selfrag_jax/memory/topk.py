@@ -156,7 +156,8 @@ def _binned_candidates(score, n, state, queries, group_ids, bias, interpret=Fals
   rows = jax.tree.map(lambda x: x[slots], state.replace(tokens=state.tokens[:, :0]))
   one = lambda rows, query, group, bias: score(rows, query[None], None if group is None else group[None], bias)[0]
   bias = None if bias is None else jnp.asarray(bias)[slots]
-  first, best = lax.top_k(jax.vmap(one)(rows, queries, group_ids, bias), n)
+  scores = jnp.where(slots < len(state.norms), jax.vmap(one)(rows, queries, group_ids, bias), -jnp.inf)
+  first, best = lax.top_k(scores, n)
   return first, jnp.take_along_axis(slots, best, axis=1)
 
 

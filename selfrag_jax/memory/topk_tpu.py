@@ -24,9 +24,9 @@ Score = Callable[[MemoryRows, Array, Array | None, Array | None], Array]
 
 
 def fits(state: MemoryRows) -> bool:
-  """Tell whether the kernel can search a memory: whole blocks, which are small enough and hold what a TPU computes."""
+  """Tell whether the kernel can search a memory: at least a block, which is small enough, of what a TPU computes."""
   C, D = state.embeddings.shape
-  return C % ROWS == 0 and state.norms.dtype == jnp.float32 and 4 * ROWS * D * 4 <= VMEM
+  return C >= ROWS and state.norms.dtype == jnp.float32 and 4 * ROWS * D * 4 <= VMEM
 
 
 def candidates(
@@ -39,6 +39,8 @@ def candidates(
   interpret: bool = False,
 ) -> Array:
   """Return slots int32[B, m], ascending, that hold the n best rows of each query by a score, all m >= n different.
+
+  Slots from C on, if any, are those of no row.
 
   Of equal rows, those with the lowest slots are among them unless more than n bins have the same highest score.
   `score(rows, queries, group_ids, bias)` yields [B, C] for any C rows. `interpret` runs the kernel on any device.
@@ -58,11 +60,12 @@ def bin_maxima(
   bias: Array | None,
   interpret: bool = False,
 ) -> Array:
-  """Return the highest score of each bin, f32[B, C / BIN]. Bin i has the rows i // LANES * ROWS + i % LANES + j LANES.
+  """Return the highest score of each bin, f32[B, C' / BIN], C' = C rounded up to whole blocks.
 
-  Arguments are those of `candidates`.
+  Bin i has the rows i // LANES * ROWS + i % LANES + j LANES. Arguments are those of `candidates`.
   """
   (C, D), B = state.embeddings.shape, len(queries)
+  n_blocks = pl.cdiv(C, ROWS)
   per_row = {
     "scales": state.scales,
     "norms": state.norms,
@@ -79,7 +82,9 @@ def bin_maxima(
     of = dict(zip([*per_row, *groups], others, strict=True))
     of = {name: x[:, 0] if name == "groups" else x[0] for name, x in of.items()}
     groups_of_queries, bias_of_rows = of.pop("groups", None), of.pop("bias", None)
-    block = state.replace(embeddings=rows, **(of | {"valid": of["valid"] > 0}))
+    # the last block may end within
+    is_row = lax.broadcasted_iota(jnp.int32, (1, ROWS), 1)[0] < C - pl.program_id(0) * ROWS
+    block = state.replace(embeddings=rows, **(of | {"valid": (of["valid"] > 0) & is_row}))
     scores = score(block, q, groups_of_queries, bias_of_rows)
     best = scores[:, :LANES]
     for j in range(1, BIN):
@@ -89,7 +94,7 @@ def bin_maxima(
   whole = lambda x: pl.BlockSpec(x.shape, lambda i: (0, 0))
   return pl.pallas_call(
     kernel,
-    grid=(C // ROWS,),
+    grid=(n_blocks,),
     in_specs=[
       whole(queries),
       pl.BlockSpec((ROWS, D), lambda i: (i, 0)),
@@ -98,7 +103,7 @@ def bin_maxima(
     ],
     out_specs=pl.BlockSpec((B, LANES), lambda i: (0, i)),
     out_shape=jax.ShapeDtypeStruct(
-      (B, C // BIN), jnp.float32, manual_axis_type=jax.typeof(state.embeddings).manual_axis_type
+      (B, n_blocks * LANES), jnp.float32, manual_axis_type=jax.typeof(state.embeddings).manual_axis_type
     ),
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM),
     interpret=interpret,

@@ -1,11 +1,15 @@
 """The likelihood of tokens: of given logits, of all tokens of a row, and of the last ones of a text."""
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states
@@ -87,18 +91,42 @@ def log_probs_of_states(
   hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
   by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-  def chunk_log_probs(hidden: Array, targets: Array) -> Array:
-    logits: Any = lm.apply(params, hidden, method="logits")
-    return token_log_probs(logits, targets, temperature)
+  def of_rows(head: Params, hidden: Array, targets: Array) -> Array:
+    def chunk_log_probs(hidden: Array, targets: Array) -> Array:
+      logits: Any = lm.apply(head, hidden, method="logits")
+      return token_log_probs(logits, targets, temperature)
 
-  if chunk == time:
-    log_probs = chunk_log_probs(hidden, targets)
-  else:
+    if chunk == time:
+      return chunk_log_probs(hidden, targets)
     again = jax.checkpoint(chunk_log_probs)
     _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
-    log_probs = jnp.moveaxis(out, 0, 1).reshape(tokens_BxT.shape[0], -1)
+    return jnp.moveaxis(out, 0, 1).reshape(hidden.shape[0], -1)
+
+  log_probs = on_own_rows(of_rows, params, hidden, targets)
   shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
   return jnp.where(follows(segment_ids_BxT), shifted, 0)
+
+
+def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -> Array:
+  """Compute `of_rows(head, *arrays)` on every device for its own rows; the result begins with the axis of the batch.
+
+  `head` is the part of the parameters that logits need. It is gathered once before, and its gradient is added up once
+  after: a loop over chunks of rows that lie on several devices would do both for every chunk.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  shards = math.prod(dict(mesh.shape).get(axis, 1) for axis in BATCH_AXES)
+  inner = ("segments_", "layers_")
+  head = {"params": {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}}
+  if shards == 1 or any(len(x) % shards for x in arrays) or set(mesh.manual_axes) & set(BATCH_AXES):
+    return of_rows(head, *arrays)
+
+  def of_device(head: Params, *arrays: Array) -> Array:
+    # here, and not where it is used: the transpose adds up the gradient over devices
+    return of_rows(jax.lax.pcast(head, BATCH_AXES, to="varying"), *arrays)
+
+  rows = P(BATCH_AXES)
+  specs = (P(), *[rows] * len(arrays))
+  return jax.shard_map(of_device, mesh=mesh, in_specs=specs, out_specs=rows, axis_names=set(BATCH_AXES))(head, *arrays)
 
 
 def follows(segment_ids_BxT: Array) -> Array:

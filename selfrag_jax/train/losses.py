@@ -9,7 +9,7 @@ import numpy as np
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
-from selfrag_jax.model.likelihood import CHUNK, follows, sequence_log_probs, token_log_probs
+from selfrag_jax.model.likelihood import CHUNK, follows, on_own_rows, sequence_log_probs, token_log_probs
 from selfrag_jax.model.lm import LM
 from selfrag_jax.train.state import LossSums
 from selfrag_jax.typing import Array, Params
@@ -43,22 +43,26 @@ def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segmen
   asked = jnp.take_along_axis(asked, order, axis=1)
   widths = [FEWEST << i for i in range((time - 1).bit_length()) if FEWEST << i < time]
 
-  @jax.checkpoint
-  def of_columns(order: Array, asked: Array) -> Array:
-    before = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
-    logits: Any = lm.apply(params, before, method="logits")
-    log_probs = token_log_probs(logits, jnp.take_along_axis(tokens, order, axis=1))
-    return jnp.sum(jnp.where(asked, log_probs, 0))
+  def of_rows(head: Params, hidden: Array, tokens: Array, order: Array, asked: Array) -> Array:
+    @jax.checkpoint
+    def of_columns(order: Array, asked: Array) -> Array:
+      before = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
+      logits: Any = lm.apply(head, before, method="logits")
+      log_probs = token_log_probs(logits, jnp.take_along_axis(tokens, order, axis=1))
+      return jnp.sum(jnp.where(asked, log_probs, 0), axis=1)
 
-  def of_first(width: int) -> Array:
-    if width <= CHUNK:
-      return of_columns(order[:, :width], asked[:, :width])
-    by_chunk = lambda x: jnp.moveaxis(jnp.pad(x, ((0, 0), (0, -time % CHUNK))).reshape(len(x), -1, CHUNK), 1, 0)
-    chunks = -(-width // CHUNK)
-    return jax.lax.map(lambda rows: of_columns(*rows), (by_chunk(order)[:chunks], by_chunk(asked)[:chunks])).sum()
+    def of_first(width: int) -> Array:
+      if width <= CHUNK:
+        return of_columns(order[:, :width], asked[:, :width])
+      by_chunk = lambda x: jnp.moveaxis(jnp.pad(x, ((0, 0), (0, -time % CHUNK))).reshape(len(x), -1, CHUNK), 1, 0)
+      chunks = -(-width // CHUNK)
+      rows = by_chunk(order)[:chunks], by_chunk(asked)[:chunks]
+      return jax.lax.map(lambda rows: of_columns(*rows), rows).sum(axis=0)
 
-  enough = jnp.searchsorted(jnp.asarray(widths), asked.sum(axis=1).max())
-  return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])
+    enough = jnp.sum(jnp.asarray(widths) < asked.sum(axis=1).max())
+    return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])
+
+  return on_own_rows(of_rows, params, hidden, tokens, order, asked).sum()
 
 
 def info_nce(

@@ -71,6 +71,36 @@ def test_branches_and_calls_are_read_too():
   assert {one.axes(SIZES) for one in collectives(compiled(program, (8, 4)))} == {("data",), ("tensor",)}
 
 
+def test_one_branch_of_a_condition_is_the_one_that_makes_more():
+  def often(x):
+    return jax.lax.scan(lambda x, _: (jax.lax.psum(x, "fsdp") / 2, None), x, None, length=9)[0]
+
+  def program(x):
+    return jax.lax.cond(x.sum() > 0, often, lambda x: jax.lax.pmin(x, "tensor"), x)
+
+  text = compiled(program, (8, 4))
+  assert {one.axes(SIZES) for one in collectives(text)} == {("fsdp",), ("tensor",)}
+  assert {one.axes(SIZES) for one in collectives(text, one_branch=True)} == {("fsdp",)}
+
+
+def test_the_fusion_of_a_sum_and_the_slice_that_is_taken_of_it_sends_as_a_scattered_sum():
+  text = """HloModule jit_f, num_partitions=8
+
+%all-reduce-scatter.1 (p: f32[64]) -> f32[8] {
+  %p = f32[64]{0} parameter(0)
+  %x = f32[64]{0} all-reduce(%p), replica_groups=[1,8]<=[8]
+  ROOT %y = f32[8]{0} dynamic-slice(%x, %x), dynamic_slice_sizes={8}
+}
+
+ENTRY %main (p: f32[64]) -> f32[8] {
+  %p = f32[64]{0} parameter(0)
+  ROOT %x = f32[8]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+  (found,) = collectives(text)
+  assert (found.kind, found.bytes, found.wire_bytes) == ("reduce-scatter", 256, 224)
+
+
 ENTRY = """HloModule jit_f, num_partitions=8
 
 ENTRY %main (p: f32[4]) -> f32[4] {

@@ -18,7 +18,7 @@ from selfrag_jax.memory.state import init_rows, partition_specs, put
 from selfrag_jax.mesh import abstract, make_mesh, replicated
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
-ROWS, WIDTH, QUERIES, K = 4 * topk_tpu.ROWS, 48, 16, 5
+ROWS, WIDTH, QUERIES, K = 3 * topk_tpu.ROWS + 100, 48, 16, 5  # the last block ends within
 
 
 def memory(rng, dtype):
@@ -68,9 +68,14 @@ def test_the_best_rows_are_found_though_they_share_one_bin_or_are_nearly_all():
 
 def test_bins_hold_the_highest_scores_of_their_rows():
   state = memory(np.random.default_rng(2), jnp.float32)
-  score = lambda rows, queries, group_ids, bias: jnp.broadcast_to(rows.norms[None], (len(queries), len(rows.norms)))
+
+  def score(rows, queries, group_ids, bias):
+    return jnp.where(rows.valid, rows.norms, -jnp.inf)[None] + jnp.zeros((len(queries), 1))
+
   maxima = topk_tpu.bin_maxima(score, state, jnp.zeros((2, WIDTH)), None, None, interpret=True)
-  of_bins = np.asarray(state.norms).reshape(-1, topk_tpu.BIN, topk_tpu.LANES).max(1).ravel()
+  norms = np.where(state.valid, state.norms, -np.inf)
+  blocks = np.pad(norms, (0, topk_tpu.ROWS - 100), constant_values=-np.inf).reshape(-1, topk_tpu.BIN, topk_tpu.LANES)
+  of_bins = blocks.max(1).ravel()
   np.testing.assert_array_equal(maxima, np.stack([of_bins, of_bins]))
 
 

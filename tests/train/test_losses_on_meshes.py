@@ -1,0 +1,74 @@
+"""The likelihood on a mesh: what one device gives, with the head gathered once and its gradient added up once."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.aot.collectives import collectives
+from selfrag_jax.mesh import batch_sharding, make_mesh, shardings_of
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.likelihood import CHUNK, sequence_log_probs
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.train.losses import masked_lm_loss
+
+ROWS, TIME = 8, 2 * CHUNK + 64
+SIZES = {"vocab_size": 500, "d_model": 64, "n_layers": 1, "n_heads": 2, "mlp_dim": 64, "remat": "none"}
+
+
+@pytest.fixture(autouse=True)
+def model():
+  with jax.enable_x64(True):
+    yield ModelConfig(**SIZES, dtype="float64", param_dtype="float64")
+
+
+def batch(share):
+  rng = np.random.default_rng(0)
+  return {
+    "tokens": rng.integers(0, 500, (ROWS, TIME), dtype=np.int32),
+    "segment_ids": np.where(np.arange(TIME) < TIME - 9, 1 + (np.arange(TIME) > 300), 0)[None].repeat(ROWS, 0),
+    "mask": rng.random((ROWS, TIME)) < share,
+  }
+
+
+def supervised(model, params, rows):
+  return masked_lm_loss(model, params, rows).loss
+
+
+def policy(model, params, rows):
+  log_probs = sequence_log_probs(model, params, rows["tokens"], rows["segment_ids"])
+  return (log_probs * jnp.cos(jnp.arange(TIME))[None]).sum()
+
+
+def placed(model, sizes, rows):
+  """Return a mesh, and fresh parameters and rows on it."""
+  mesh = make_mesh(*sizes)
+  boxed = init_params(model, jax.random.key(0))
+  params = jax.device_put(nn.unbox(boxed), shardings_of(boxed, mesh))
+  return mesh, params, jax.device_put(rows, batch_sharding(mesh))
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+@pytest.mark.parametrize(("loss", "share"), [(supervised, 0.05), (supervised, 1.0), (policy, 1.0)])
+def test_a_mesh_gives_the_loss_and_the_gradient_of_one_device(model, loss, share, sizes):
+  rows = batch(share)
+  expected = jax.jit(jax.value_and_grad(partial(loss, model)))(nn.unbox(init_params(model, jax.random.key(0))), rows)
+  mesh, params, placed_rows = placed(model, sizes, rows)
+  with jax.set_mesh(mesh):
+    found = jax.jit(jax.value_and_grad(partial(loss, model)))(params, placed_rows)
+  same = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+  jax.tree.map(lambda x, y: same(np.asarray(x), np.asarray(y)), found, expected)
+
+
+@pytest.mark.parametrize("loss", [supervised, policy])
+def test_no_loop_over_chunks_sends_the_head_or_its_gradient(model, loss):
+  mesh, params, rows = placed(model, (2, 4, 1), batch(1.0))
+  with jax.set_mesh(mesh):
+    text = jax.jit(jax.value_and_grad(partial(loss, model))).lower(params, rows).compile().as_text()
+  head = model.padded_vocab * model.d_model * 8
+  large = [one for one in collectives(text) if one.bytes >= head / 8]
+  assert any(one.bytes == head for one in large)  # it is gathered, and its gradient added up
+  assert not [one for one in large if one.loops]
