@@ -56,6 +56,12 @@ def absent(devices: Sequence[Any]) -> Iterator[None]:
     _ABSENT.reset(token)
 
 
+def platform() -> str:
+  """Return the platform that programs are traced for: that of absent devices, or of those that are there."""
+  devices = _ABSENT.get()
+  return devices[0].platform if devices else jax.default_backend()
+
+
 AxisSize = Annotated[int, Range(-1, LARGEST_SIZE)]
 
 

@@ -17,9 +17,10 @@ from selfrag_jax.aot.programs import compile_phases
 from selfrag_jax.aot.table import print_memory, print_mesh
 from selfrag_jax.checked import Checked, Count, Seed
 from selfrag_jax.experiments import base
+from selfrag_jax.memory import topk
 from selfrag_jax.memory.scoring import Metric
 from selfrag_jax.memory.state import MemoryRows, filled, init_rows, partition_specs
-from selfrag_jax.memory.topk import Method, search
+from selfrag_jax.memory.topk import Method
 from selfrag_jax.mesh import AXES, MeshConfig, abstract, make_mesh, replicated
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.typing import Array
@@ -70,7 +71,7 @@ class Experiment:
     """Search the memory."""
     metric: Metric = self.search.metric
     method: Method = self.search.method
-    return search(state, queries, self.search.k, metric=metric, method=method, mesh=self.mesh, axis=AXES)
+    return topk.search(state, queries, self.search.k, metric=metric, method=method, mesh=self.mesh, axis=AXES)
 
   def trace(self) -> dict[str, jax.stages.Traced]:
     """Trace a search for the devices of the mesh, which need not exist."""
@@ -90,10 +91,12 @@ class Experiment:
 def build(config: Mapping[str, Any]) -> Experiment:
   """Check a config (nested dicts) and build its experiment. Raises ValueError with the fix for a wrong config."""
   config = read_config(config, SECTIONS)
+  memory, search = (
+    settings(MemorySection, config["memory"], "memory"),
+    settings(SearchSection, config["search"], "search"),
+  )
   mesh = make_mesh(**config["mesh"])
-  memory = settings(MemorySection, config["memory"], "memory")
-  rows = -(-memory.rows // mesh.devices.size) * mesh.devices.size
-  return Experiment(config, mesh, memory, settings(SearchSection, config["search"], "search"), rows)
+  return Experiment(config, mesh, memory, search, -(-memory.rows // mesh.devices.size) * mesh.devices.size)
 
 
 def planned(experiment: Experiment) -> dict[str, Experiment]:

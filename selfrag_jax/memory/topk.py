@@ -5,6 +5,7 @@ depend on how many rows a device holds, so a sharded memory answers exactly as o
 true top k are among the 4k candidates of the first pass.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Literal
@@ -153,7 +154,10 @@ def _candidates(score, n, top_k, state, queries, group_ids, bias) -> tuple[Array
 def _binned_candidates(score, n, state, queries, group_ids, bias, interpret=False) -> tuple[Array, Array]:
   """Return what `_candidates` does, by the kernel of a TPU; see `topk_tpu`."""
   slots = topk_tpu.candidates(score, state, queries, group_ids, bias, n, interpret)
-  rows = jax.tree.map(lambda x: x[slots], state.replace(tokens=state.tokens[:, :0]))
+  fields = {
+    field.name: getattr(state, field.name) for field in dataclasses.fields(MemoryRows)
+  }  # without a ring's cursor
+  rows = jax.tree.map(lambda x: x[slots], MemoryRows(**(fields | {"tokens": state.tokens[:, :0]})))
   one = lambda rows, query, group, bias: score(rows, query[None], None if group is None else group[None], bias)[0]
   bias = None if bias is None else jnp.asarray(bias)[slots]
   scores = jnp.where(slots < len(state.norms), jax.vmap(one)(rows, queries, group_ids, bias), -jnp.inf)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfrag_jax.experiments import gradient_rag, rag, ranking, refrag, reward_model, self_rag
+from selfrag_jax.experiments import gradient_rag, rag, ranking, refrag, reward_model, search, self_rag
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.settings import settings
 
@@ -24,6 +24,7 @@ VARIANTS = {
   "refrag": ("hybrid", "smollm2_135m"),
   "retrieval": ("all",),
   "reward_model": ("hybrid", "smollm2_135m"),
+  "search": ("here",),
 }
 ODD = [0, -1, float("nan"), float("inf"), 10**30, "x"]
 
@@ -68,7 +69,7 @@ def no_work(monkeypatch):
   def built(*_, **__):
     raise Built
 
-  for module in (rag, ranking, refrag, reward_model, self_rag):
+  for module in (rag, ranking, refrag, reward_model, search, self_rag):
     monkeypatch.setattr(module, "make_mesh", built)
   monkeypatch.setattr(gradient_rag, "make_task", built)
 

@@ -14,7 +14,7 @@ from selfrag_jax.aot.hbm import moved
 from selfrag_jax.aot.hlo import parse
 from selfrag_jax.memory import topk, topk_tpu
 from selfrag_jax.memory.scoring import OVERSAMPLING
-from selfrag_jax.memory.state import init_rows, partition_specs, put
+from selfrag_jax.memory.state import init_memory, init_rows, partition_specs, put, write
 from selfrag_jax.mesh import abstract, make_mesh, replicated
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
@@ -64,6 +64,16 @@ def test_the_best_rows_are_found_though_they_share_one_bin_or_are_nearly_all():
     np.testing.assert_array_equal(slots[:, :k], expected.slots)
     np.testing.assert_array_equal(scores[:, :k], expected.scores)
   assert set(np.asarray(slots[0, : topk_tpu.BIN]) % topk_tpu.LANES) == {7}
+
+
+def test_a_ring_buffer_is_searched_too():
+  rng = np.random.default_rng(3)
+  rows, queries = (rng.standard_normal((n, WIDTH)).astype(np.float32) for n in (ROWS, 4))
+  state = write(init_memory(ROWS, WIDTH, chunk_tokens=3), rows)
+  scores, slots = by_kernel(state, queries, None, None, K, "cosine")
+  expected = topk.search(state, queries, K)
+  np.testing.assert_array_equal(slots, expected.slots)
+  np.testing.assert_array_equal(scores, expected.scores)
 
 
 def test_bins_hold_the_highest_scores_of_their_rows():

@@ -1,0 +1,71 @@
+"""The attention of a TPU, interpreted, against that of every device; and that programs for a TPU use it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from selfrag_jax.aot.chips import topology
+from selfrag_jax.mesh import absent, make_mesh
+from selfrag_jax.model import attention_tpu
+from selfrag_jax.model.attention import attend, causal_mask
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import LM, init_params
+
+ROWS, TIME, WIDTH = 2, 384, 32
+
+
+def arrays(heads, kv_heads):
+  rng = np.random.default_rng(0)
+  of = lambda n: jnp.asarray(rng.standard_normal((ROWS, n, TIME, WIDTH)), jnp.float32)
+  ends = np.array([[100, 260, 350], [1, 2, 384]])
+  segments = 1 + (np.arange(TIME)[None, :, None] >= ends[:, None]).sum(-1)
+  segments[0, 350:] = 0  # padding
+  return of(heads), of(kv_heads), of(kv_heads), jnp.asarray(segments, jnp.int32)
+
+
+def slowly(q, k, v, segments, window, softcap):
+  index = jnp.arange(TIME)
+  mask = (segments[:, :, None] == segments[:, None]) & causal_mask(index, index, window)[None]
+  return attend(q, k, v, mask, softcap)
+
+
+@pytest.mark.parametrize(
+  ("heads", "kv_heads", "window", "softcap"),
+  [(2, 2, None, None), (4, 2, None, None), (4, 1, 50, None), (2, 2, 1, None), (2, 1, None, 5.0)],
+)
+def test_the_kernel_attends_as_every_device_does_and_so_does_its_gradient(heads, kv_heads, window, softcap):
+  *qkv, segments = arrays(heads, kv_heads)
+  weights = jnp.cos(jnp.arange(WIDTH))
+
+  def loss(attend, *qkv):
+    attended = attend(*qkv, segments, window, softcap)
+    return (attended * weights[None, None, None]).sum(), attended
+
+  run = lambda attend: jax.jit(jax.value_and_grad(partial(loss, attend), argnums=(0, 1, 2), has_aux=True))(*qkv)
+  found, expected = run(partial(attention_tpu.attend, interpret=True)), run(slowly)
+  np.testing.assert_allclose(found[0][1], expected[0][1], atol=2e-5)
+  for one, other in zip(found[1], expected[1], strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize(("time", "size"), [(4096, 512), (384, 128), (1536, 512), (264, 8), (1, 1)])
+def test_blocks_divide_a_row(time, size):
+  assert attention_tpu.block_size(time) == size
+
+
+@pytest.mark.parametrize(("time", "has_kernel"), [(256, True), (264, False)])
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2)])
+def test_a_program_for_a_tpu_has_the_kernel_where_rows_are_whole_blocks(sizes, time, has_kernel):
+  model = ModelConfig(vocab_size=128, d_model=128, n_layers=1, n_heads=2, mlp_dim=128, dtype="bfloat16")
+  with absent(topology("v5e:2x2")[1]):
+    mesh = make_mesh(*sizes)
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    with jax.set_mesh(mesh):
+      loss = lambda params, tokens: LM(model).apply(params, tokens).astype(jnp.float32).sum()
+      lowered = jax.jit(jax.grad(loss)).lower(params, jax.ShapeDtypeStruct((4, time), jnp.int32))
+      text = lowered.compile().as_text()
+  assert ("splash" in text) == has_kernel
+  assert (f"{time},{time}]" in text) == (not has_kernel)
