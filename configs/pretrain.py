@@ -22,6 +22,7 @@ MODELS = {
   "transformer": {"block_pattern": "TTT", "n_layers": 3, "mlp_dim": 104},
   "mamba": {"block_pattern": "MMMM", "n_layers": 4, "mlp_dim": 192},
 }
+LARGE = "hybrid_1b_v5e256"
 PAIRS = ("kv", "kv_uuid")
 ONE_QUESTION = tuple(variant for variant in WORDINGS if variant not in ASKABLE)  # per list or context
 
@@ -60,8 +61,12 @@ NEEDED |= {"two_fact": Needed(0.1, 0.3, 1.5), "paraphrase": Needed(0.1, 0.3, 1.0
 
 
 def get_config(variant: str = "kv") -> ml_collections.ConfigDict:
-  """Return the config of a variant of the facts, or of text files."""
-  return of_phases(hybrid_1b() if variant == "hybrid_1b_v5e256" else differences(variant))
+  """Return the config of a variant of the facts, of text files, or of a pod's model. Raises ValueError for another."""
+  if variant == LARGE:
+    return of_phases(hybrid_1b())
+  if variant not in STEPS:
+    raise ValueError(f"no variant {variant!r}; one of {', '.join(WORDINGS)}, text, {LARGE}")
+  return of_phases(differences(variant))
 
 
 def hybrid_1b() -> dict[str, Any]:

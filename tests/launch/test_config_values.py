@@ -19,7 +19,7 @@ VARIANTS = {
   "headlines": ("all",),
   "position_recall": ("kv", "documents"),
   "qa": ("hotpotqa",),
-  "pretrain": ("sentence", "text"),
+  "pretrain": ("sentence", "text", "hybrid_1b_v5e256"),
   "rag": ("hybrid", "smollm2_135m"),
   "refrag": ("hybrid", "smollm2_135m"),
   "retrieval": ("all",),
