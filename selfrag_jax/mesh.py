@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from importlib import metadata
 from typing import Annotated, Any
@@ -97,6 +97,22 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
 def batch_shards(mesh: Mesh) -> int:
   """Return the number of parts that the batch is split into."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def splits_evenly(batch: int, *heads: int) -> bool:
+  """Tell whether the mesh in use splits the rows of a batch and numbers of heads evenly, as kernels need it."""
+  shards = dict(jax.sharding.get_abstract_mesh().shape)
+  rows = math.prod(shards.get(axis, 1) for axis in BATCH_AXES)
+  return batch % rows == 0 and all(n % shards.get("tensor", 1) == 0 for n in heads)
+
+
+def on_each_device(kernel: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+  """Return a function that runs a kernel, which the compiler cannot split, on each device's part of its arguments."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return kernel
+  # a kernel's results do not say along which axes they vary, so that cannot be checked
+  return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False)
 
 
 def check_batch(mesh: Mesh, size: int, name: str) -> None:

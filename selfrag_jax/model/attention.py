@@ -3,12 +3,21 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from selfrag_jax.mesh import constrain
 from selfrag_jax.model import attention_tpu
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
-from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, projection, rotary_embedding
+from selfrag_jax.model.layers import (
+  MIXED,
+  RMSNorm,
+  accumulation_dtype,
+  linear,
+  output_scale,
+  projection,
+  rotary_embedding,
+)
 from selfrag_jax.typing import Array
 
 
@@ -75,12 +84,12 @@ class Attention(nn.Module):
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     q, k, v = self._project(x_BxTxD, positions_BxT)
     window, softcap = self.spec.window, self.config.attention_softcap
-    if attention_tpu.fits(q, k):
+    if self.config.kernels == "auto" and attention_tpu.fits(q, k):
       return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, window, softcap))
     index = jnp.arange(x_BxTxD.shape[1])
     same_segment = segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
     mask = same_segment & causal_mask(index, index, window)[None]
-    return self._finish(attend(q, k, v, mask, softcap))
+    return self._finish(checkpoint_name(attend(q, k, v, mask, softcap), MIXED))
 
   def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache) -> tuple[Array, KVCache]:
     """Write the keys and values of the real tokens into the cache, and attend from them to all tokens so far."""

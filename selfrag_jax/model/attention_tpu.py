@@ -7,7 +7,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.mesh import AXES, BATCH_AXES, platform
+from selfrag_jax.mesh import BATCH_AXES, on_each_device, platform, splits_evenly
+from selfrag_jax.model.layers import MIXED
 from selfrag_jax.typing import Array
 
 LARGEST, SMALLEST = 512, 128  # tokens of a block
@@ -21,12 +22,8 @@ def block_size(time: int) -> int:
 def fits(q_BxHxTxE: Array, k_BxKxSxE: Array) -> bool:
   """Tell whether the program is for TPUs, rows are whole blocks, and the mesh splits rows and heads evenly."""
   batch, heads, time, _ = q_BxHxTxE.shape
-  shards = dict(jax.sharding.get_abstract_mesh().shape)
-  rows, columns = 1, shards.get("tensor", 1)
-  for axis in BATCH_AXES:
-    rows *= shards.get(axis, 1)
-  whole = batch % rows == heads % columns == k_BxKxSxE.shape[1] % columns == 0
-  return platform() == "tpu" and block_size(time) >= SMALLEST and q_BxHxTxE.dtype.itemsize <= 4 and whole
+  whole = block_size(time) >= SMALLEST and q_BxHxTxE.dtype.itemsize <= 4
+  return platform() == "tpu" and whole and splits_evenly(batch, heads, k_BxKxSxE.shape[1])
 
 
 def attend(
@@ -54,17 +51,11 @@ def attend(
       head_shards=1,
       q_seq_shards=1,
       attn_logits_soft_cap=softcap,
+      residual_checkpoint_name=MIXED,
       interpret=interpret,
     )
     return jax.vmap(kernel)(q * width**-0.5, k, v, splash.SegmentIds(segment_ids, segment_ids))
 
-  arrays = q_BxHxTxE, k_BxKxTxE, v_BxKxTxE, segment_ids_BxT
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.size == 1:
-    return of_device(*arrays)
   by_heads = P(BATCH_AXES, "tensor")
-  specs = (by_heads, by_heads, by_heads, P(BATCH_AXES))
-  # the kernel's results do not say along which axes they vary, so that cannot be checked
-  return jax.shard_map(of_device, mesh=mesh, in_specs=specs, out_specs=by_heads, axis_names=set(AXES), check_vma=False)(
-    *arrays
-  )
+  kernel = on_each_device(of_device, (by_heads, by_heads, by_heads, P(BATCH_AXES)), by_heads)
+  return kernel(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE, segment_ids_BxT)

@@ -65,9 +65,11 @@ class ModelConfig:
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
   matmul_dtype: str | None = None  # of the inputs of products with weights, whose sums stay in dtype; None: dtype
-  # What the backward pass computes again: nothing, all but the products with weights ("dots"), or everything. On a CPU
-  # "dots" is also the fastest, since memory for activations that are kept must be mapped page by page.
-  remat: Literal["none", "dots", "full"] = "dots"
+  # What the backward pass computes again: nothing, all but the products with weights ("dots"), all but the results of
+  # attention and SSD ("mixed"; "offload" keeps these in the memory of the host), or everything. On a CPU "dots" is also
+  # the fastest, since memory for activations that are kept must be mapped page by page.
+  remat: Literal["none", "dots", "mixed", "offload", "full"] = "dots"
+  kernels: Literal["auto", "xla"] = "auto"  # attention and SSD: by kernels of the platform where they fit, or by none
 
   def __post_init__(self):
     set_ = lambda name, value: object.__setattr__(self, name, value)
@@ -144,7 +146,8 @@ KINDS = {
 }
 CHOICES = {
   "mlp": ("swiglu", "geglu", "relu2"),
-  "remat": ("none", "dots", "full"),
+  "remat": ("none", "dots", "mixed", "offload", "full"),
+  "kernels": ("auto", "xla"),
   "dtype": ("float32", "bfloat16", "float16", "float64"),
   "param_dtype": ("float32", "bfloat16", "float64"),
   "matmul_dtype": ("float32", "bfloat16", "float16", "float64"),

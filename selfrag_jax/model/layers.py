@@ -20,6 +20,7 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
   return jnp.promote_types(dtype, jnp.float32)
 
 
+MIXED = "mixed"  # the name of what attention and SSD yield, which a backward pass may keep; see `ModelConfig.remat`
 # what `weight` declares: read in the compute dtype, whatever the dtype of the parameters
 WEIGHTS = frozenset(
   ("embed", "unembed", "q", "k", "v", "o", "up", "gate", "down", "in_proj", "out_proj", "conv_kernel")

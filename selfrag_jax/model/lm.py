@@ -18,13 +18,20 @@ from selfrag_jax.mesh import DECODING_RULES, constrain, shardings_of
 from selfrag_jax.model.attention import Attention
 from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
-from selfrag_jax.model.layers import MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
+from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 REMAT_POLICIES = {
   "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+  "mixed": jax.checkpoint_policies.save_only_these_names(MIXED),
+  "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[MIXED],
+    offload_src="device",
+    offload_dst="pinned_host",
+  ),
   "full": jax.checkpoint_policies.nothing_saveable,
 }
 

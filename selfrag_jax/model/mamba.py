@@ -1,13 +1,17 @@
 """The Mamba-2 mixer around `ssd.py`: projections, causal convolution, gated norm (arXiv 2405.21060, section 7)."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from selfrag_jax.mesh import constrain
+from selfrag_jax.model import ssd_tpu
 from selfrag_jax.model.cache import SSMCache
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.layers import RMSNorm, accumulation_dtype, linear, output_scale, projection, weight
+from selfrag_jax.model.layers import MIXED, RMSNorm, accumulation_dtype, linear, output_scale, projection, weight
 from selfrag_jax.model.ssd import ssd_chunked, ssd_step
 from selfrag_jax.typing import Array, PRNGKey
 
@@ -76,17 +80,23 @@ class Mamba(nn.Module):
     y = y_BxTxHxP + x_BxTxHxP * self.skip.astype(x_BxTxHxP.dtype)[None, None, :, None]
     return linear(self.norm(y.reshape(z.shape) * nn.silu(z)), self.out_proj, dtype=self.config.matmul_dtype)
 
+  def _ssd(self, x_BxTxHxP: Array, dt_BxTxH: Array, b: Array, cc: Array, **options: Any) -> tuple[Array, Array]:
+    chunk = self.config.ssm_chunk
+    has_kernel = self.config.kernels == "auto" and ssd_tpu.fits(x_BxTxHxP, b, chunk)
+    ssd = ssd_tpu.ssd if has_kernel else ssd_chunked
+    y, state = ssd(x_BxTxHxP, dt_BxTxH, self._decay, b, cc, chunk_size=chunk, **options)
+    return checkpoint_name(y, MIXED), state
+
   @property
   def _decay(self) -> Array:
     return -jnp.exp(self.a_log.astype(accumulation_dtype(self.a_log.dtype)))
 
   def __call__(self, u_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     """Mix packed rows. Segment 0 is padding; nothing passes between segments. Positions, for attention, are unused."""
-    c = self.config
     z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
     xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
     x, b, cc = self._split(xbc)
-    y, _ = ssd_chunked(x, dt, self._decay, b, cc, segment_ids_BxT=segment_ids_BxT, chunk_size=c.ssm_chunk)
+    y, _ = self._ssd(x, dt, b, cc, segment_ids_BxT=segment_ids_BxT)
     return self._finish(y, x, z)
 
   def extend(self, u_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:
@@ -100,7 +110,7 @@ class Mamba(nn.Module):
       y, state = ssd_step(cache.state, x[:, 0], dt[:, 0], self._decay, b[:, 0], cc[:, 0])
       y = y[:, None]
     else:
-      y, state = ssd_chunked(x, dt, self._decay, b, cc, initial_state_BxHxPxN=cache.state, chunk_size=c.ssm_chunk)
+      y, state = self._ssd(x, dt, b, cc, initial_state_BxHxPxN=cache.state)
     lengths = jnp.sum(real_BxT, axis=1)
     tail = jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, c.ssm_conv - 1))(inputs, lengths)
     # selected, because -0 * 1 + 0 is +0 and an empty row must keep its state to the bit

@@ -47,7 +47,7 @@ def ssd_reference(
   initial_state_BxHxPxN: Array | None = None,
 ) -> tuple[Array, Array]:
   """Run the recurrence token by token: the slow twin of `ssd_chunked`, with the same arguments and results."""
-  runs_BxT = _runs(segment_ids_BxT, x_BxTxHxP.shape)
+  runs_BxT = number_runs(segment_ids_BxT, x_BxTxHxP.shape)
   starts_BxT = jnp.diff(runs_BxT, axis=1, prepend=0) > 0
 
   def step(state_BxHxPxN, token):
@@ -57,7 +57,7 @@ def ssd_reference(
     return state_BxHxPxN, y_BxHxP
 
   tokens = [jnp.moveaxis(a, 1, 0) for a in (starts_BxT, x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN)]
-  initial_state_BxHxPxN = _initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
+  initial_state_BxHxPxN = initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
   state_BxHxPxN, y_TxBxHxP = jax.lax.scan(step, initial_state_BxHxPxN, tokens)
   return jnp.moveaxis(y_TxBxHxP, 0, 1), state_BxHxPxN
 
@@ -108,7 +108,7 @@ def ssd_chunked(
 
   rows = (
     *map(blocks, (x_BxTxHxP, dt_BxTxH, B_BxTxGxN, C_BxTxGxN)),
-    blocks(_runs(segment_ids_BxT, x_BxTxHxP.shape), "edge"),
+    blocks(number_runs(segment_ids_BxT, x_BxTxHxP.shape), "edge"),
   )
 
   def step(carry, block):
@@ -116,7 +116,7 @@ def ssd_chunked(
     y_BxTxHxP, state_BxHxPxN = _block(inputs, run_BxT, A_H, state_BxHxPxN, run_B, L)
     return (state_BxHxPxN, run_BxT[:, -1]), y_BxTxHxP
 
-  initial_BxHxPxN = _initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
+  initial_BxHxPxN = initial_state(initial_state_BxHxPxN, x_BxTxHxP, B_BxTxGxN)
   # the initial state belongs to run 0
   carry = initial_BxHxPxN, jnp.zeros(len(x_BxTxHxP), jnp.int32)
   if len(rows[0]) == 1:
@@ -196,7 +196,7 @@ def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):
   return y_LxGxJxP, state_GxJxPxN, jnp.moveaxis(to_token_GxJxL, -1, 0), to_token_GxJxL[..., -1]
 
 
-def _runs(segment_ids_BxT, shape):
+def number_runs(segment_ids_BxT, shape):
   """Number the documents of each row from 0 on, so that an id that comes again later is another document."""
   if segment_ids_BxT is None:
     return jnp.zeros(shape[:2], jnp.int32)
@@ -204,7 +204,8 @@ def _runs(segment_ids_BxT, shape):
   return jnp.pad(jnp.cumsum(starts_BxT, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
 
 
-def _initial_state(state_BxHxPxN, x_BxTxHxP, B_BxTxGxN):
+def initial_state(state_BxHxPxN, x_BxTxHxP, B_BxTxGxN):
+  """Return a state in the wider type, zero for None."""
   n_batch, _, n_heads, n_width = x_BxTxHxP.shape
   dtype = jnp.promote_types(x_BxTxHxP.dtype, jnp.float32)
   if state_BxHxPxN is None:

@@ -56,10 +56,14 @@ def test_blocks_divide_a_row(time, size):
   assert attention_tpu.block_size(time) == size
 
 
-@pytest.mark.parametrize(("time", "has_kernel"), [(256, True), (264, False)])
+@pytest.mark.parametrize(
+  ("time", "kernels", "has_kernel"), [(256, "auto", True), (264, "auto", False), (256, "xla", False)]
+)
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2)])
-def test_a_program_for_a_tpu_has_the_kernel_where_rows_are_whole_blocks(sizes, time, has_kernel):
-  model = ModelConfig(vocab_size=128, d_model=128, n_layers=1, n_heads=2, mlp_dim=128, dtype="bfloat16")
+def test_a_program_for_a_tpu_has_the_kernel_where_rows_are_whole_blocks(sizes, time, kernels, has_kernel):
+  model = ModelConfig(
+    vocab_size=128, d_model=128, n_layers=1, n_heads=2, mlp_dim=128, dtype="bfloat16", kernels=kernels
+  )
   with absent(topology("v5e:2x2")[1]):
     mesh = make_mesh(*sizes)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
