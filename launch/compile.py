@@ -4,10 +4,15 @@
 
 Topologies are v5e, v5p, v6e and tpu7x with a shape such as 4x4 or 2x2x4, and h100 with a number of devices. The real
 programs of each phase are compiled, by the compiler of that hardware (`pip install 'jax[tpu]'`); nothing runs.
+
+`--sweep=mesh --sweep=remat` compiles every combination of meshes and of what the backward pass computes again, and
+ranks them by the least time of their programs; `--sweep=rag.accumulate=1,2,4` tries values of any key. Each takes as
+long as a plan; with `--json=FILE`, a sweep that was stopped goes on.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from command import read, run
@@ -15,10 +20,11 @@ from command import read, run
 flags.declare_key_flag("config")
 TOPOLOGY = flags.DEFINE_string("topology", None, "The devices to compile for, such as v5e:4x4, v5p:2x2x4 or h100:8.")
 JSON = flags.DEFINE_string("json", None, "Also write the plan to this file.")
+SWEEP = flags.DEFINE_multi_string("sweep", [], "Rank plans: KEY=VALUE,VALUE, or mesh, or remat; may come repeatedly.")
 
 
 def main(argv: list[str]) -> None:
-  """Compile every program of the config's phases and print what it needs."""
+  """Compile every program of the config's phases and print what it needs, or rank plans."""
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is built on the way needs no accelerator, and may find none
   config = read(argv)
   if TOPOLOGY.value is None:
@@ -31,27 +37,35 @@ def main(argv: list[str]) -> None:
   import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
   import jax
 
-  from selfrag_jax.aot.programs import compile_phases
+  from selfrag_jax.aot import sweep
+  from selfrag_jax.aot.programs import Program, compile_phases
   from selfrag_jax.aot.table import as_json, print_chip_plan, print_mesh
   from selfrag_jax.experiments.base import find
   from selfrag_jax.storage.atomic import write_json
 
   module = find(config["experiment"])
-  plan = getattr(module, "planned", None)
-  if plan is None:
+  planned = getattr(module, "planned", None)
+  if planned is None:
     raise ValueError(
       f"config.experiment is {config['experiment']!r}: it trains nothing, so there is nothing to compile"
     )
-  with absent(devices):
-    experiment = module.build(config)
-    with jax.set_mesh(experiment.mesh):
-      print_mesh(experiment.mesh)
-      programs = compile_phases(plan(experiment))
-  mesh = dict(experiment.mesh.shape)
+
+  def plan(config: dict[str, Any]) -> tuple[dict[str, int], list[Program]]:
+    with absent(devices):
+      experiment = module.build(config)
+      with jax.set_mesh(experiment.mesh):
+        print_mesh(experiment.mesh)
+        return dict(experiment.mesh.shape), compile_phases(planned(experiment))
+
+  if SWEEP.value:
+    choices = sweep.candidates(config, SWEEP.value, len(devices))
+    about = {"topology": TOPOLOGY.value, "config": config}
+    sweep.print_ranking(sweep.sweep(config, choices, chip, plan, about, JSON.value or ""))
+    return
+  mesh, programs = plan(config)
   print_chip_plan(programs, mesh, chip)
   if JSON.value:
-    about = {"topology": TOPOLOGY.value, "mesh": mesh, "programs": as_json(programs, mesh, chip)}
-    write_json(Path(JSON.value), about)
+    write_json(Path(JSON.value), {"topology": TOPOLOGY.value, "mesh": mesh, "programs": as_json(programs, mesh, chip)})
 
 
 if __name__ == "__main__":

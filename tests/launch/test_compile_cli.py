@@ -52,6 +52,17 @@ def test_a_training_beside_documents_that_bm25_finds_is_compiled():
   assert "rag update: " in ended.stdout
 
 
+def test_a_sweep_ranks_plans(tmp_path):
+  flags = ("--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.model.d_model=64")
+  sweeps = "--sweep=mesh.fsdp=3,4", "--sweep=model.remat=full", f"--json={tmp_path / 'plans.json'}"
+  ended = compile_for("v5e:2x2", *flags, *sweeps, config="configs/rag.py")
+  assert ended.returncode == 0, ended.stderr
+  best, worst = ended.stdout.splitlines()[-2:]
+  assert best.startswith("mesh.fsdp=4 model.remat=full  ")
+  assert worst.startswith("mesh.fsdp=3 model.remat=full  mesh {")
+  assert len(json.loads((tmp_path / "plans.json").read_text())["plans"]) == 2
+
+
 @pytest.mark.parametrize(
   ("name", "flags", "message"),
   [
@@ -61,6 +72,7 @@ def test_a_training_beside_documents_that_bm25_finds_is_compiled():
     ("h100:0", (), "h100 has the shapes 1 2 4 8"),
     ("v5e:2x2", ("--config.mesh.fsdp=3",), "4 devices are not divisible by 3"),
     ("v5e:2x2", ("--config.rl.questions_per_step=3",), "rl.questions_per_step = 3 is not divisible by the 4"),
+    ("v5e:2x2", ("--sweep=rl.step=1,2",), "the config has no rl.step; did you mean rl.steps?"),
     ("v5e:2x2", ("--workdir=x",), "compile.py has no flag --workdir"),
   ],
 )
