@@ -68,7 +68,7 @@ def kind(row: dict[str, Any]) -> str:
 
 def wording(content: str) -> tuple[str, str]:
   """Return the relation that a document of the split states, and the wording."""
-  from selfrag_jax.tasks.countries import RELATIONS
+  from selfrag_jax.tasks.country_wordings import RELATIONS
 
   stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
   return next((name, text) for name, text in stated if re.fullmatch(text.format(c=".+", v=".+"), content))

@@ -35,15 +35,16 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   # Mamba-2 layers tell order, and attention learns sooner to choose by content if it does not see positions
   model = {"rope": variant == "transformer", "qk_norm": True, "ssm_chunk": 16, "remat": "none"}
   model |= {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]}
+  rates = optimizer(learning_rate=5e-3) | {"final_fraction": 0.0}
   differences = {
     "experiment": "rag",
     "seed": 0,
     "workdir": f"runs/rag_{variant}",
     "init": "",
-    "data": {"name": "countries", "near": 0.5, "noise": 0.2, "reversed": 0.4, "further": 8},
+    "data": {"name": "countries", "near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "further": 8},
     "model": tiny_model(variant, d_model=128, n_heads=2) | model,
     "pretrain": {"steps": 250, "batch_size": 32, "max_tokens": 256, "optimizer": optimizer()},
-    "rag": {"steps": 2000, "batch_size": 32, "max_tokens": 256, "optimizer": optimizer(learning_rate=5e-3)},
+    "rag": {"steps": 2400, "batch_size": 32, "max_tokens": 256, "optimizer": rates},
     "loop": {"checkpoint_every": 100, "eval_every": 200, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

@@ -24,7 +24,7 @@ from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.tasks.audit import complete_only, with_texts
-from selfrag_jax.tasks.countries import UNKNOWN
+from selfrag_jax.tasks.country_wordings import UNKNOWN
 from selfrag_jax.tasks.official import corpus_of
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.task import Conversation

@@ -73,6 +73,7 @@ class CountriesData(Checked):
   near: Share = 0.0  # of these conversations: documents of the same relation or country
   noise: Share = 0.0  # of the words that tell no relation, in phase `rag`: left out, or others in their place
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
+  alike: Share = 0.0  # of the worlds of a training: have names that share their words
   seed: Seed = 0
 
 
@@ -267,7 +268,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "seed"
+    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "alike", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")

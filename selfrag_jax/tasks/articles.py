@@ -13,7 +13,8 @@ import numpy as np
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
 from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.beir import TitleParts, deal
-from selfrag_jax.tasks.countries import ENDLESS, UNKNOWN
+from selfrag_jax.tasks.countries import ENDLESS
+from selfrag_jax.tasks.country_wordings import UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
 from selfrag_jax.tasks.official import corpus_of
 from selfrag_jax.tasks.rag import Shown

@@ -7,7 +7,7 @@ split, but each of their words does.
 """
 
 import dataclasses
-import re
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from selfrag_jax.metrics.answers import exact_match
 from selfrag_jax.retrieval.base import BaseRetriever, create
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.tasks.country_wordings import RELATIONS, REVERSED, UNKNOWN, noisy, vocabulary
 from selfrag_jax.tasks.facts import FIRST, HELD_OUT, LAST, SPLITS
 from selfrag_jax.tasks.rag import Shown, show
 from selfrag_jax.tasks.task import Conversation, Task
@@ -24,149 +25,7 @@ from selfrag_jax.text.rag_prompts import create_rag_training_example
 from selfrag_jax.text.tokenizer import WordTokenizer
 
 ENDLESS = 2**31 - 1  # questions of a training
-UNKNOWN = "I don't know"
-WORLD, PLACES, ORDER = 0, 1, 2  # keep the random numbers of different purposes apart
-
-
-class Wording(NamedTuple):
-  """The ways to state a fact of a country `c` with the value `v`, and to ask for it.
-
-  The words that tell the relation stand before the value, so that one look finds the value by what precedes it.
-  """
-
-  statements: tuple[str, ...]
-  questions: tuple[str, ...]
-
-
-# what is said of every relation by its noun; from many wordings, whose words stand at many distances from each other, a
-# model learns to read a statement that it has not seen
-STATEMENTS = (
-  "The {r} of {c} is {v}.", "In {c} the {r} is {v}.", "The {r} in {c} is {v}.", "{c} has the {r} {v}.",
-  "As {r} {c} has {v}.", "The {r} that {c} has is {v}.", "In the country {c} the {r} is {v}.",
-  "The {r} of the country {c} is {v}.", "{c} has now as {r} {v}.", "The {r} of {c} is now {v}.",
-)  # fmt: skip
-QUESTIONS = {
-  "train": (
-    "What is the {r} of {c}?", "Name the {r} of {c}.", "In {c}, what is the {r}?", "Which {r} does {c} have?",
-    "{c} has which {r}?", "Tell me the {r} of {c}.", "What is the {r} of the country {c}?",
-  ),
-  "valid": ("Which is the {r} of {c}?",),
-  "test": ("In the country {c}, which is the {r}?", "What {r} does the country {c} have?"),
-}  # fmt: skip
-# Training also asks the other way round. To answer, the place of a value must know its country: an easy lesson, as one
-# word of the question is that of the document, without which a model is slow to learn to choose by the country.
-REVERSED = ("Whose {r} is {v}?", "{v} is whose {r}?", "Whose is the {r} {v}?", "Name whose {r} is {v}.")
-
-
-def _wordings(
-  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: tuple[str, ...]
-) -> dict[str, Wording]:
-  """Return the wordings of a relation in each split.
-
-  Training states and asks by the noun and by verbs. The other splits state by verbs and ask by the noun: such a
-  statement and such a question share no word that tells relations apart, and only training tells which answers which.
-  """
-  by_noun = lambda texts: tuple(text.replace("{r}", noun) for text in texts)
-  asked = {split: by_noun(texts) for split, texts in QUESTIONS.items()}
-  train = Wording((*by_noun(STATEMENTS), *statements), (*asked["train"], *questions))
-  return {"train": train, "valid": Wording(valid, asked["valid"]), "test": Wording(test, asked["test"])}
-
-
-RELATIONS = {
-  "capital": _wordings(
-    "capital",
-    (
-      "{c} is ruled from the city {v}.", "From the city {v} {c} is ruled.", "The city {v} is ruling {c}.",
-      "The country {c} is now ruled from {v}.", "The city ruling the country {c} is {v}.",
-      "All of {c} is ruled from the city {v}.",
-    ),
-    (
-      "From which city is {c} ruled?", "{c} is ruled from which city?", "Name the city from which {c} is ruled.",
-      "Which city is ruling {c}?",
-    ),
-    ("The city from which {c} is ruled is {v}.",),
-    ("The city that is ruling {c} is {v}.", "The country {c} has the ruling city {v}."),
-  ),
-  "currency": _wordings(
-    "currency",
-    (
-      "People pay with {v} in {c}.", "In {c} people pay with {v}.", "With {v} people in {c} pay.",
-      "In the country {c} all people pay with {v}.", "All who live in {c} now pay with {v}.",
-      "People who live in the country {c} pay with {v}.",
-    ),
-    (
-      "With what do people in {c} pay?", "People in {c} pay with what?", "What do people pay with in {c}?",
-      "In {c}, people pay with what?",
-    ),
-    ("The people in {c} pay with {v}.",),
-    ("All people of {c} now pay with {v}.", "What people in {c} pay with is {v}."),
-  ),
-  "language": _wordings(
-    "language",
-    (
-      "People speak {v} in {c}.", "In {c} people speak {v}.", "People who speak {v} live in {c}.",
-      "In the country {c} all people speak {v}.", "All who live in {c} now speak {v}.",
-      "People who live in the country {c} speak {v}.",
-    ),
-    (
-      "What do people in {c} speak?", "People in {c} speak what?", "What do people speak in {c}?",
-      "In {c}, people speak what?",
-    ),
-    ("The people in {c} speak {v}.",),
-    ("All people of {c} now speak {v}.", "What people in {c} speak is {v}."),
-  ),
-  "river": _wordings(
-    "river",
-    (
-      "The water of {v} flows in {c}.", "In {c} the water of {v} flows.", "In {c} flows the water of {v}.",
-      "In the country {c} flows the water of {v}.", "All water that flows in {c} is now of {v}.",
-      "Water flows in the country {c}, which is {v}.",
-    ),
-    (
-      "Which water flows in {c}?", "In {c} flows which water?", "Name the water which flows in {c}.",
-      "What flows in {c}?",
-    ),
-    ("The water which flows in {c} is {v}.",),
-    ("In all of {c} flows the water of {v}.", "What flows in the country {c} is the water of {v}."),
-  ),
-}  # fmt: skip
-
-
-def _words(texts: Iterable[str]) -> set[str]:
-  return set(re.findall(r"\w+", re.sub(r"\{\w\}", " ", " ".join(texts)).lower()))
-
-
-def fillers() -> list[str]:
-  """List the words of training, in small letters, that belong to several relations: they tell none from another."""
-  of_each = [_words([*splits["train"].statements, *splits["train"].questions]) for splits in RELATIONS.values()]
-  return sorted(word for word in set().union(*of_each) if sum(word in words for words in of_each) > 1)
-
-
-FILLERS = fillers()
-
-
-def vocabulary() -> list[str]:
-  """List the distinct words and marks of every document, question and answer."""
-  texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
-  pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
-  said = pieces([*texts, *REVERSED, *RELATIONS, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
-  return list(dict.fromkeys([*said, *FIRST, *LAST, *FILLERS]))
-
-
-def noisy(template: str, share: float, rng: np.random.Generator) -> str:
-  """Leave out half a share of the words that tell no relation, and put others in place of the other half.
-
-  What remains of a template is never an exact wording to be learned by heart (EDA, arXiv 1901.11196).
-  """
-  if not share:
-    return template
-  words = []
-  for word in template.split():
-    if word.lower() not in FILLERS or rng.random() >= share:
-      words.append(word)
-    elif rng.random() < 0.5:
-      words.append(FILLERS[int(rng.integers(len(FILLERS)))])
-  return " ".join(words)
+WORLD, SHOWN, ORDER = 0, 1, 2  # keep the random numbers of different purposes apart
 
 
 class World(NamedTuple):
@@ -219,6 +78,7 @@ class Countries:
   near: float = 0.0  # the share of these conversations with documents of the same relation or country
   noise: float = 0.0  # the share of the words that tell no relation which a training leaves out or replaces
   reversed: float = 0.0  # the share of the further questions that give a value and ask for its country
+  alike: float = 0.0  # the share of the worlds of a training whose names share their few words
   seed: int = 0
 
   def __post_init__(self):
@@ -241,6 +101,10 @@ class Countries:
       raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     rng, n, r = self._rng(WORLD, split, number), self.n_countries, len(RELATIONS)
     names = _names(split == "train")
+    if split == "train" and self.alike and rng.random() < self.alike:
+      size = max(14, math.ceil((3 * n * (1 + r)) ** 0.5))  # so few words make three times the names that are needed
+      few = {word for words in (FIRST, LAST) for word in rng.choice(words, size, replace=False)}
+      names = [name for name in names if few.issuperset(name.split())]
     names = [names[i] for i in rng.permutation(len(names))[: n * (1 + r)]]
     countries, values = names[:n], names[n:]
     documents, questions = [], []
@@ -333,7 +197,7 @@ class Countries:
       at = int(self._rng(ORDER, split, number).permutation(self.per_world)[at])
       question, place = world(number).questions[at]
       search = lambda: [int(document.id) for document in retriever(number).retrieve(question, self.top_k + 1)]
-      return make(Asked(world(number), question, place, search), self._rng(PLACES, split, number, at))
+      return make(Asked(world(number), question, place, search), self._rng(SHOWN, split, number, at))
 
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)

@@ -76,10 +76,10 @@ class WordTokenizer:
       raise ValueError(f"the word {error} is not among the {len(self._ids)} of the vocabulary; add it") from None
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-    """Decode ids with a space between pieces, none before `.,?!:;`."""
+    """Decode ids with a space between pieces, none before `.,?!:;` and none around an apostrophe within a word."""
     first = len(SPECIAL_TOKENS) if skip_special else 0
     text = " ".join(self._pieces[i] for i in checked_ids(ids, self.vocab_size) if i >= first)
-    return re.sub(r" (?=[.,?!:;])", "", text)
+    return re.sub(r" (?=[.,?!:;])|(?<=\w) (?=' \w)|(?<=\w ') (?=\w)", "", text)
 
 
 class ByteTokenizer:

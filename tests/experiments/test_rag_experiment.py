@@ -17,7 +17,8 @@ from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import export_safetensors
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.tasks.countries import RELATIONS, UNKNOWN, Countries
+from selfrag_jax.tasks.countries import Countries
+from selfrag_jax.tasks.country_wordings import RELATIONS, UNKNOWN
 from selfrag_jax.tasks.facts import FIRST, LAST
 from selfrag_jax.text.chat import COMPACT, render_conversation
 from selfrag_jax.text.tokenizer import BPETokenizer

@@ -5,7 +5,7 @@ import pytest
 
 from selfrag_jax.retrieval import Document, create
 from selfrag_jax.tasks.articles import Articles
-from selfrag_jax.tasks.countries import UNKNOWN
+from selfrag_jax.tasks.country_wordings import UNKNOWN
 from selfrag_jax.tasks.facts import SPLITS
 from selfrag_jax.tasks.official import Example
 from selfrag_jax.tasks.qa import load_task

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from selfrag_jax.tasks.countries import FILLERS, RELATIONS, UNKNOWN, Countries, noisy
+from selfrag_jax.tasks.countries import Countries
+from selfrag_jax.tasks.country_wordings import FILLERS, RELATIONS, UNKNOWN, noisy
 from selfrag_jax.tasks.facts import FIRST, LAST, SPLITS
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
@@ -181,6 +182,25 @@ def test_a_share_of_the_further_questions_of_a_training_asks_for_the_country_of_
   assert abs(n_reversed / n_further - 0.3) < 0.03
 
 
+def test_a_share_of_the_worlds_of_a_training_have_names_that_share_their_words():
+  countries = Countries(alike=0.3)
+  words = lambda countries, split, number: len(
+    {
+      word
+      for d in countries.world(split, number).documents
+      for word in [*d.title.split(), *d.metadata["value"].split()]
+    }
+  )
+  assert all(words(countries, "test", number) > 40 for number in range(100))
+  few = [words(countries, "train", number) <= 28 for number in range(400)]
+  assert abs(np.mean(few) - 0.3) < 0.06
+  for n in (2, 40, 64):
+    world = Countries(n_countries=n, alike=1.0).world("train", 0)
+    assert (
+      len({document.title for document in world.documents} | {d.metadata["value"] for d in world.documents}) == 5 * n
+    )
+
+
 def test_examples_are_a_function_of_seed_and_index():
   one, again, other = (Countries(seed=seed).task("train", N) for seed in (1, 1, 2))
   assert one[7] == again[7]
@@ -188,8 +208,13 @@ def test_examples_are_a_function_of_seed_and_index():
   assert one[7] != other[7]
 
 
+def test_an_answer_can_say_that_it_is_unknown():
+  tokenizer, task = Countries().tokenizer, Countries().questions("test", 1, "missing")
+  assert task.evaluate(task[0], tokenizer.decode(tokenizer.encode(UNKNOWN))) == 1.0
+
+
 def test_the_vocabulary_covers_every_conversation():
-  countries = Countries(noise=0.5, near=0.5, reversed=0.5)
+  countries = Countries(noise=0.5, near=0.5, reversed=0.5, alike=0.5, further=8)
   tokenizer, task = countries.tokenizer, countries.task("train", N, unanswerable=0.5)
   lengths = [len(render_conversation(tokenizer, row, COMPACT)[0]) for row in task]
   assert max(lengths) < 160

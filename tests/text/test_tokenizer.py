@@ -14,7 +14,26 @@ from selfrag_jax.text.special import SPECIAL_TOKENS
 from selfrag_jax.text.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<||>"]  # the last is one piece for the pre-tokenizer
-WORDS = ["where", "is", "the", "lamp", "x1", "Title", "Content", ".", ",", "?", ":", "!", ";", "-", "("]
+WORDS = [
+  "where",
+  "is",
+  "the",
+  "lamp",
+  "x1",
+  "Title",
+  "Content",
+  ".",
+  ",",
+  "?",
+  ":",
+  "!",
+  ";",
+  "-",
+  "(",
+  "'",
+  "don",
+  "t",
+]
 ORDINARY = [
   "The quick brown fox, it's 1234 times; don't\n\n  stop.  ",
   " leading and trailing ",
@@ -128,6 +147,7 @@ def test_words_have_one_id_each_and_read_well():
   assert (
     word.decode(word.encode("where is the lamp , x1 : is ( the - lamp ?")) == "where is the lamp, x1: is ( the - lamp?"
   )
+  assert word.decode(word.encode("don't . ' lamp ' ( don 't")) == "don't. ' lamp ' ( don't"
   prompt = [word.special["<|user|>"], *word.encode("where is x1?"), word.special["<|end|>"]]
   assert word.decode(prompt) == "<|user|> where is x1? <|end|>"
   assert word.decode(prompt, skip_special=True) == "where is x1?"
