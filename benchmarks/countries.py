@@ -1,6 +1,6 @@
 """Where a run of configs/rag.py errs about countries: beside which other documents, and in which wordings.
 
-  python benchmarks/countries.py [--workdir=runs/rag_hybrid] [--split=valid]
+  python benchmarks/countries.py [--workdir=runs/rag_hybrid] [--split=test]
 
 WORKDIR is a finished `launch/train.py` run. 1,024 questions of a split, greedy answers beside the documents that were
 found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
@@ -17,7 +17,7 @@ from absl import app, flags, logging
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/rag_hybrid", "The finished run.")
-SPLIT = flags.DEFINE_enum("split", "test", ["valid", "test"], "Names and wordings of which split.")
+SPLIT = flags.DEFINE_enum("split", "valid", ["valid", "test"], "Names and wordings of which split.")
 QUESTIONS = 1024
 
 

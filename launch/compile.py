@@ -5,12 +5,13 @@
 Topologies are v5e, v5p, v6e and tpu7x with a shape such as 4x4 or 2x2x4, and h100 with a number of devices. The real
 programs of each phase are compiled, by the compiler of that hardware (`pip install 'jax[tpu]'`); nothing runs.
 
-`--sweep=mesh --sweep=remat` compiles every combination of meshes and of what the backward pass computes again, and
-ranks them by the least time of their programs; `--sweep=rag.accumulate=1,2,4` tries values of any key. Each takes as
-long as a plan; with `--json=FILE`, a sweep that was stopped goes on.
+`--sweep=mesh --sweep=remat` compiles every combination of data and fsdp, and of what the backward pass computes again,
+and ranks them by the least time of a step of every phase; `--sweep=mesh.tensor=1,2,4` tries values of any key. Each
+takes as long as a plan; with `--json=FILE`, a sweep that was stopped goes on.
 """
 
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,19 @@ def main(argv: list[str]) -> None:
   from selfrag_jax.mesh import absent, configure_xla
 
   configure_xla()
+  if JSON.value and not Path(JSON.value).absolute().parent.is_dir():
+    raise ValueError(f"--json={JSON.value}: there is no folder {Path(JSON.value).parent}")
   chip, devices = topology(TOPOLOGY.value)
   import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
   import jax
 
   from selfrag_jax.aot import sweep
   from selfrag_jax.aot.programs import Program, compile_phases
-  from selfrag_jax.aot.table import as_json, print_chip_plan, print_mesh
+  from selfrag_jax.aot.table import as_json, print_chip_plan, print_mesh, print_model
   from selfrag_jax.experiments.base import find
+  from selfrag_jax.model.config import ModelConfig
   from selfrag_jax.storage.atomic import write_json
+  from selfrag_jax.storage.json_lines import read_json_object
 
   module = find(config["experiment"])
   planned = getattr(module, "planned", None)
@@ -54,14 +59,20 @@ def main(argv: list[str]) -> None:
     with absent(devices):
       experiment = module.build(config)
       with jax.set_mesh(experiment.mesh):
-        print_mesh(experiment.mesh)
+        if isinstance(model := getattr(experiment, "model", None), ModelConfig):
+          print_model(experiment.mesh, model)
+        else:
+          print_mesh(experiment.mesh)
         return dict(experiment.mesh.shape), compile_phases(planned(experiment))
 
   if SWEEP.value:
     choices = sweep.candidates(config, SWEEP.value, len(devices))
-    about = {"topology": TOPOLOGY.value, "config": config}
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    about = {"topology": TOPOLOGY.value, "config": config, "versions": versions}
     sweep.print_ranking(sweep.sweep(config, choices, chip, plan, about, JSON.value or ""))
     return
+  if JSON.value and Path(JSON.value).exists() and "plans" in read_json_object(Path(JSON.value), "a plan"):
+    raise ValueError(f"{JSON.value} holds a sweep, which took longer than a plan; give another --json")
   mesh, programs = plan(config)
   print_chip_plan(programs, mesh, chip)
   if JSON.value:

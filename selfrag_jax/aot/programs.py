@@ -9,6 +9,7 @@ import jax
 
 from selfrag_jax.aot import flops
 from selfrag_jax.aot.hlo import Module, parse
+from selfrag_jax.model.config import StepWork
 
 
 class Traceable(Protocol):
@@ -18,8 +19,8 @@ class Traceable(Protocol):
     """Trace its programs for devices that need not exist."""
     ...
 
-  def model_flops(self) -> float | None:
-    """Return the FLOPs of the model in its program `update`; None if not known."""
+  def model_work(self) -> StepWork | None:
+    """Return the work of the model in its program `update`; None if not known."""
     ...
 
 
@@ -33,7 +34,7 @@ class Program(NamedTuple):
   seconds: float  # that it took to compile
   text: str  # of its HLO
   work: flops.Work  # of all devices together
-  useful: float | None = None  # FLOPs of the model, forward and backward, without any recomputation
+  useful: StepWork | None = None  # of the model, without any recomputation
 
   @property
   def memory(self) -> int:
@@ -62,6 +63,6 @@ def compile_phases(phases: Mapping[str, Traceable]) -> list[Program]:
       results = memory.output_size_in_bytes - memory.alias_size_in_bytes
       sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
       seconds = time.monotonic() - started
-      work, useful = flops.count(traced.jaxpr), phase.model_flops() if program == "update" else None
+      work, useful = flops.count(traced.jaxpr), phase.model_work() if program == "update" else None
       programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or "", work, useful))
   return programs

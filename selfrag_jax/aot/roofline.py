@@ -81,5 +81,13 @@ def utilization(program: Program, mesh: Mapping[str, int], chip: Chip) -> tuple[
   found = bounds(program, mesh, chip)
   if program.useful is None or len(found) > 1:
     return None
-  least = program.useful / (math.prod(mesh.values()) * chip.flops)
+  least = program.useful.flops / (math.prod(mesh.values()) * chip.flops)
   return least / found[""].overlapped, least / found[""].in_turn
+
+
+def speed(program: Program, mesh: Mapping[str, int], chip: Chip) -> tuple[float, float] | None:
+  """Return the most tokens per second, padding included, in the two cases of `utilization`; None where it is None."""
+  if program.useful is None or utilization(program, mesh, chip) is None:
+    return None
+  bound = bounds(program, mesh, chip)[""]
+  return program.useful.tokens / bound.overlapped, program.useful.tokens / bound.in_turn

@@ -1,5 +1,6 @@
 """Plans of one config with other values of some keys, such as meshes or what is computed again, ranked by time."""
 
+import ast
 import copy
 import itertools
 import json
@@ -7,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from selfrag_jax.aot.chips import Chip
 from selfrag_jax.aot.programs import Program
@@ -22,56 +25,65 @@ Plan = Callable[[dict[str, Any]], tuple[Mapping[str, int], list[Program]]]
 def candidates(config: Mapping[str, Any], sweeps: Sequence[str], n_devices: int) -> list[dict[str, Any]]:
   """Return every combination of the values that are to be tried, as {key: value}.
 
-  A sweep is `KEY=VALUE,VALUE…`, or short for one: `remat` for `model.remat` with every choice, `mesh` for `mesh.fsdp`
-  with every power of two that divides the devices. Raises ValueError for a key that the config lacks.
+  A sweep is `KEY=VALUE,VALUE…`, or short for one: `remat` for every choice of `model.remat` but `offload` (no bound
+  tells how long the way to the host's memory takes), `mesh` for every power of two of `mesh.fsdp`, `mesh.data` taking
+  the rest. Raises ValueError for a key that the config lacks, that comes twice, or that would train something else.
   """
-  powers = [2**i for i in range(n_devices.bit_length()) if n_devices % 2**i == 0]
-  short = {"remat": "model.remat=" + ",".join(CHOICES["remat"]), "mesh": f"mesh.fsdp={','.join(map(str, powers))}"}
+  remats = ",".join(choice for choice in CHOICES["remat"] if choice != "offload")
+  n_rows = n_devices // max(config.get("mesh", {}).get("tensor", 1), 1)
+  powers = ",".join(str(2**i) for i in range(n_rows.bit_length()) if n_rows % 2**i == 0)
+  short = {"remat": [f"model.remat={remats}"], "mesh": ["mesh.data=-1", f"mesh.fsdp={powers}"]}
   axes: dict[str, list[Any]] = {}
   for sweep in sweeps:
-    key, given, values = short.get(sweep, sweep).partition("=")
-    if not given or not values:
-      raise ValueError(f"--sweep={sweep} must be KEY=VALUE,VALUE or one of {', '.join(short)}")
-    section, known = config, ""
-    for part in key.split("."):
-      if not isinstance(section, Mapping) or part not in section:
-        names = section if isinstance(section, Mapping) else ()
-        raise ValueError(f"--sweep={sweep}: the config has no {key}; {suggestion(part, names, known)}")
-      section, known = section[part], f"{known}{part}."
-    axes[key] = [_value(text) for text in values.split(",")]
+    for one in short.get(sweep, [sweep]):
+      key, _, values = one.partition("=")
+      texts = values.split(",")
+      if not all(texts):
+        raise ValueError(f"--sweep={sweep} must be KEY=VALUE,VALUE or one of {', '.join(short)}")
+      _require(config, key)
+      if key in axes:
+        raise ValueError(f"--sweep={sweep}: {key} is swept twice")
+      axes[key] = [_value(text) for text in texts]
   return [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]
 
 
 def sweep(
   config: Mapping[str, Any], choices: Sequence[dict[str, Any]], chip: Chip, plan: Plan, about: dict[str, Any], path: str
 ) -> list[dict[str, Any]]:
-  """Plan each choice, and return what `ranked` needs of each in that order. With a `path`, done ones are kept there.
+  """Plan each choice, and return the plans in the order of `ranked`. With a `path`, finished ones are kept there.
 
-  A choice that cannot be built or compiled has an `error` in place of `programs`. Raises ValueError if the file holds
-  a sweep about something else.
+  A choice that cannot be built or compiled has an `error` in place of `programs`, and is tried again by the next sweep.
+  Raises ValueError if the file holds something else, and if no choice can be compiled.
   """
-  done = _read(path, about)
-  started, n_new = time.monotonic(), 0
-  for number, choice in enumerate(choices, 1):
-    if any(row["choice"] == choice for row in done):
-      continue
+  done = [row for row in _read(path, about) if "programs" in row]
+  known = {named(row["choice"]) for row in done}
+  left = [choice for choice in choices if named(choice) not in known]
+  print(f"{len(choices)} plans, {len(choices) - len(left)} of them made before", flush=True)
+  started = time.monotonic()
+  for number, choice in enumerate(left, 1):
     row: dict[str, Any] = {"choice": choice}
     try:
       mesh, programs = plan(_changed(config, choice))
       row |= {"mesh": dict(mesh), "programs": as_json(programs, mesh, chip)}
-    except (ValueError, RuntimeError) as error:  # a compiler that runs out of memory raises the second
+    except (ValueError, jax.errors.JaxRuntimeError) as error:  # the second: a compiler that runs out of memory
       row["error"] = " ".join(str(error).split())[:300]
     done.append(row)
     if path:
       write_json(Path(path), {"about": about, "plans": done})
-    n_new += 1
-    left = (time.monotonic() - started) / n_new * (len(choices) - number) / 60
-    print(f"{number}/{len(choices)}  {named(choice)}  ETA {left:.0f} min", flush=True)
-  return ranked([row for row in done if row["choice"] in choices])
+    eta = (time.monotonic() - started) / number * (len(left) - number) / 60
+    print(f"{number}/{len(left)}  {named(choice)}  ETA {eta:.0f} min", flush=True)
+  wanted = set(map(named, choices))
+  rows = ranked([row for row in done if named(row["choice"]) in wanted])
+  if "error" in rows[0]:
+    raise ValueError(f"none of the plans can be made; the first of them: {rows[0]['error']}")
+  return rows
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Order plans: those that fit first, then by the seconds of their programs; a loop of unknown length counts once."""
+  """Order plans: those that fit first, then by the seconds of a step of every phase.
+
+  A loop of unknown length counts once. Only choices that leave the work of a step the same can be compared so.
+  """
 
   def rank(row: dict[str, Any]) -> tuple[bool, bool, float]:
     return "error" in row, not fits(row), seconds(row)
@@ -113,9 +125,24 @@ def _read(path: str, about: dict[str, Any]) -> list[dict[str, Any]]:
   if not path or not Path(path).exists():
     return []
   found = read_json_object(Path(path), "a sweep of launch/compile.py")
+  if "plans" not in found:
+    raise ValueError(f"{path} holds no sweep; give another --json")
   if found.get("about") != json.loads(json.dumps(about)):
-    raise ValueError(f"{path} holds plans of another config or other devices; give another --json")
+    raise ValueError(f"{path} holds plans of another config, other devices or other versions; give another --json")
   return found["plans"]
+
+
+def _require(config: Mapping[str, Any], key: str) -> None:
+  """Raise ValueError for a key that the config lacks, or that chooses what is trained."""
+  section: Any = config
+  before = ""
+  for part in key.split("."):
+    if not isinstance(section, Mapping) or part not in section:
+      names = section if isinstance(section, Mapping) else ()
+      raise ValueError(f"the config has no {key}; {suggestion(part, names, before)}")
+    section, before = section[part], f"{before}{part}."
+  if isinstance(section, Mapping) or key == "experiment":
+    raise ValueError(f"--sweep={key}: sweep the keys within a section, of one experiment")
 
 
 def _changed(config: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +158,6 @@ def _changed(config: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, 
 
 def _value(text: str) -> Any:
   try:
-    return json.loads(text)
-  except json.JSONDecodeError:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
     return text

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.aot.chips import Chip
 from selfrag_jax.aot.programs import Program, Traceable, compile_phases
-from selfrag_jax.aot.roofline import bounds, traffic, utilization
+from selfrag_jax.aot.roofline import bounds, speed, traffic, utilization
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.typing import Params
 
@@ -43,6 +43,7 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
       "flops": dict(program.work),
       "seconds": {path: bound._asdict() for path, bound in bounds(program, mesh, chip).items()},
       "mfu": dict(zip(("overlapped", "in_turn"), utilization(program, mesh, chip) or (), strict=False)),
+      "tokens_per_second": dict(zip(("overlapped", "in_turn"), speed(program, mesh, chip) or (), strict=False)),
       "collectives": [row._asdict() for row in traffic(program, mesh)],
     }
     for program in programs
@@ -62,7 +63,9 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
       times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in bound._asdict().items())
       print(f"  at least, {turn}: {times} ({program.work[path]:.3g} FLOPs on {n} devices)")
     if utilized := utilization(program, mesh, chip):
-      print("  MFU at most {:.0%}; {:.0%} if nothing is computed while something is sent".format(*utilized))
+      rates = [f"{tokens:.3g}" for tokens in speed(program, mesh, chip) or ()]
+      said = [f"{share:.0%}, {rate} tokens/s" for share, rate in zip(utilized, rates, strict=True)]
+      print(f"  MFU at most {said[0]}; {said[1]} if nothing is computed while something is sent")
     rows = traffic(program, mesh)
     if not rows:
       print("  sends nothing")

@@ -22,6 +22,7 @@ from selfrag_jax.memory.scoring import Metric
 from selfrag_jax.memory.state import MemoryRows, filled, init_rows, partition_specs
 from selfrag_jax.memory.topk import Method
 from selfrag_jax.mesh import AXES, MeshConfig, abstract, make_mesh, replicated
+from selfrag_jax.model.config import StepWork
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.typing import Array
 
@@ -83,7 +84,7 @@ class Experiment:
       )
     }
 
-  def model_flops(self) -> float | None:
+  def model_work(self) -> StepWork | None:
     """Return None: there is no model."""
     return None
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
@@ -22,7 +23,7 @@ def block_size(time: int) -> int:
 def fits(q_BxHxTxE: Array, k_BxKxSxE: Array) -> bool:
   """Tell whether the program is for TPUs, rows are whole blocks, and the mesh splits rows and heads evenly."""
   batch, heads, time, _ = q_BxHxTxE.shape
-  whole = block_size(time) >= SMALLEST and q_BxHxTxE.dtype.itemsize <= 4
+  whole = block_size(time) >= SMALLEST and q_BxHxTxE.dtype in (jnp.float32, jnp.bfloat16)
   return platform() == "tpu" and whole and splits_evenly(batch, heads, k_BxKxSxE.shape[1])
 
 

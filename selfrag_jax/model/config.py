@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import reprlib
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,9 @@ class ModelConfig:
   dtype: str = "float32"  # of activations and matmuls; bfloat16 on accelerators
   param_dtype: str = "float32"
   matmul_dtype: str | None = None  # of the inputs of products with weights, whose sums stay in dtype; None: dtype
-  # What the backward pass computes again: nothing, all but the products with weights ("dots"), all but the results of
-  # attention and SSD ("mixed"; "offload" keeps these in the memory of the host), or everything. On a CPU "dots" is also
+  # What the backward pass computes again: nothing, all but the products with weights ("dots"), all but what
+  # attention and SSD yield ("mixed"; "offload" keeps that in the memory of the host), or everything. Kernels of a TPU
+  # are not run again then; without them, scores and states are computed again all the same. On a CPU "dots" is also
   # the fastest, since memory for activations that are kept must be mapped page by page.
   remat: Literal["none", "dots", "mixed", "offload", "full"] = "dots"
   kernels: Literal["auto", "xla"] = "auto"  # attention and SSD: by kernels of the platform where they fit, or by none
@@ -138,6 +139,15 @@ class ModelConfig:
   def to_dict(self) -> dict[str, Any]:
     """Return the fields as JSON types; `ModelConfig(**d)` gives the same model back."""
     return dataclasses.asdict(self) | {"block_pattern": "".join(self.block_pattern or ())}
+
+
+HOW = ("remat", "kernels")  # how a model is computed, and not what it is
+
+
+def identity(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """Return what a stored model is, with the defaults of the fields that came after it, to compare it with another."""
+  defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+  return {name: value for name, value in {**defaults, **stored}.items() if name not in HOW}
 
 
 KINDS = {
@@ -257,6 +267,13 @@ def count_params(config: ModelConfig) -> dict[str, int]:
     "query_projection": c.d_model**2 if c.query_projection else 0,
   }
   return parts | {"total": sum(parts.values())}
+
+
+class StepWork(NamedTuple):
+  """The tokens that a step of a training reads, padding included, and the FLOPs of the model, forward and backward."""
+
+  tokens: int
+  flops: float
 
 
 def flops_per_token(config: ModelConfig, context: int) -> float:

@@ -24,7 +24,7 @@ from selfrag_jax.model.ssd import initial_state, number_runs
 from selfrag_jax.typing import Array
 
 LANES, SUBLANES = 128, 8
-VMEM = 64 << 20  # bytes for the blocks of a step and the states of all heads
+VMEM = 48 << 20  # bytes for the blocks of a step and the states of all heads; v5p and tpu7x have 64 MiB
 
 
 class Sizes(NamedTuple):
@@ -52,7 +52,12 @@ def fits(x_BxTxHxP: Array, B_BxTxGxN: Array, chunk_size: int) -> bool:
     return False
   heads, groups = heads // columns, max(groups // columns, 1)
   whole = time % chunk_size == chunk_size % LANES == 0 and (groups == 1 or states % LANES == 0)
-  return whole and x_BxTxHxP.dtype.itemsize <= 4 and block_heads(heads, groups, width) is not None
+  block = block_heads(heads, groups, width)
+  if block is None or not whole or x_BxTxHxP.dtype not in (jnp.float32, jnp.bfloat16):
+    return False
+  # of float32, in the backward pass: states, arrays of a chunk by itself, and of a chunk by a block's columns
+  needed = heads * width * states + 8 * chunk_size**2 + 12 * chunk_size * block * width
+  return 4 * needed <= VMEM
 
 
 def ssd(
@@ -115,8 +120,8 @@ def _scan(sizes, interpret, marks, x, dt, log_decay, B, C, state):
 
 
 def _scan_forward(sizes, interpret, *arguments):
-  y, last, entering = (checkpoint_name(a, MIXED) for a in _forward(sizes, interpret, True, *arguments))
-  return (y, last), (arguments, entering)
+  y, last, entering = _forward(sizes, interpret, True, *arguments)
+  return (checkpoint_name(y, MIXED), last), (arguments, checkpoint_name(entering, MIXED))
 
 
 def _scan_backward(sizes, interpret, residuals, cotangents):

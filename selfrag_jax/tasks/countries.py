@@ -102,7 +102,7 @@ class Countries:
     rng, n, r = self._rng(WORLD, split, number), self.n_countries, len(RELATIONS)
     names = _names(split == "train")
     if split == "train" and self.alike and rng.random() < self.alike:
-      size = max(14, math.ceil((3 * n * (1 + r)) ** 0.5))  # so few words make three times the names that are needed
+      size = max(14, math.ceil((3 * n * (1 + r)) ** 0.5))  # so few words make about twice the names that are needed
       few = {word for words in (FIRST, LAST) for word in rng.choice(words, size, replace=False)}
       names = [name for name in names if few.issuperset(name.split())]
     names = [names[i] for i in rng.permutation(len(names))[: n * (1 + r)]]

@@ -1,8 +1,9 @@
 """The wordings of the invented countries: how a fact is stated and asked for, in each split.
 
 Training states facts in many constructions, active, passive, fronted and cleft, each with several ways to call a
-country; those of `valid` and `test` are others. From many wordings, whose words stand at many distances from each
-other, a model learns to read a statement that it has not seen.
+country. From many wordings, whose words stand at many distances from each other, a model learns to read a statement
+that it has not seen. Those of `test` are by an author who saw no other, only the words of a relation; whatever that
+author wrote that is not in another split is there.
 """
 
 import re
@@ -35,8 +36,10 @@ QUESTIONS = {
     "What is the {r} of {c}?", "Name the {r} of {c}.", "In {c}, what is the {r}?", "Which {r} does {c} have?",
     "{c} has which {r}?", "Tell me the {r} of {c}.", "What is the {r} of the country {c}?",
   ),
-  "valid": ("Which is the {r} of {c}?",),
-  "test": ("In the country {c}, which is the {r}?", "What {r} does the country {c} have?"),
+  "valid": (
+    "Which is the {r} of {c}?", "In the country {c}, which is the {r}?", "What {r} does the country {c} have?",
+  ),
+  "test": ("Tell me what {r} the country of {c} has.", "In the land of {c}, what is the {r}?"),
 }  # fmt: skip
 # Training also asks the other way round. To answer, the place of a value must know its country: an easy lesson, as one
 # word of the question is that of the document, without which a model is slow to learn to choose by the country.
@@ -81,8 +84,15 @@ RELATIONS = {
     (
       "The city from which {c} is ruled is {v}.", "The city that now rules the country {c} is {v}.",
       "The city {c} is now ruled from is {v}.",
+      "The city that is ruling {c} is {v}.",
+      "The country {c} has the ruling city {v}.",
     ),
-    ("The city that is ruling {c} is {v}.", "The country {c} has the ruling city {v}."),
+    (
+      "{c} is ruled from {v}.",
+      "It is from {v} that {c} is ruled.",
+      "{c} has {v} as the ruling city.",
+      "The country that is ruled from {v} is {c}.",
+    ),
   ),
   "currency": _wordings(
     "currency",
@@ -101,8 +111,15 @@ RELATIONS = {
     (
       "The people in {c} pay with {v}.", "All people who pay in {c} pay with {v}.",
       "The people of the country {c} now all pay with {v}.",
+      "All people of {c} now pay with {v}.",
+      "What people in {c} pay with is {v}.",
     ),
-    ("All people of {c} now pay with {v}.", "What people in {c} pay with is {v}."),
+    (
+      "{v} is what people in {c} pay with.",
+      "It is with {v} that the people of {c} pay.",
+      "To pay in {c} is to pay with {v}.",
+      "The country where people pay with {v} is {c}.",
+    ),
   ),
   "language": _wordings(
     "language",
@@ -120,8 +137,15 @@ RELATIONS = {
     (
       "The people in {c} speak {v}.", "All people who speak in {c} speak {v}.",
       "The people of the country {c} now all speak {v}.",
+      "All people of {c} now speak {v}.",
+      "What people in {c} speak is {v}.",
     ),
-    ("All people of {c} now speak {v}.", "What people in {c} speak is {v}."),
+    (
+      "Those who live in {c} speak {v}.",
+      "{v} is what people speak in {c}.",
+      "It is {v} that the people of {c} speak.",
+      "To speak as people do in {c} is to speak {v}.",
+    ),
   ),
   "river": _wordings(
     "river",
@@ -140,8 +164,15 @@ RELATIONS = {
     (
       "The water which flows in {c} is {v}.", "The water that now flows in the country {c} is {v}.",
       "The people in {c} have the water of {v}.",
+      "In all of {c} flows the water of {v}.",
+      "What flows in the country {c} is the water of {v}.",
     ),
-    ("In all of {c} flows the water of {v}.", "What flows in the country {c} is the water of {v}."),
+    (
+      "{v} flows in {c}.",
+      "The water that flows in {c} is that of {v}.",
+      "It is in {c} that the water of {v} flows.",
+      "{c} is a land in which {v} flows.",
+    ),
   ),
 }  # fmt: skip
 
@@ -157,6 +188,9 @@ def fillers() -> list[str]:
 
 
 FILLERS = fillers()
+HELD_OUT = frozenset(
+  text.lower() for of in RELATIONS.values() for split in ("valid", "test") for kind in of[split] for text in kind
+)
 
 
 def vocabulary() -> list[str]:
@@ -170,7 +204,8 @@ def vocabulary() -> list[str]:
 def noisy(template: str, share: float, rng: np.random.Generator) -> str:
   """Leave out half a share of the words that tell no relation, and put others in place of the other half.
 
-  What remains of a template is never an exact wording to be learned by heart (EDA, arXiv 1901.11196).
+  So most templates come as wordings that no training has read before (EDA, arXiv 1901.11196). None becomes one that is
+  held out: it stays as it is then.
   """
   if not share:
     return template
@@ -180,4 +215,5 @@ def noisy(template: str, share: float, rng: np.random.Generator) -> str:
       words.append(word)
     elif rng.random() < 0.5:
       words.append(FILLERS[int(rng.integers(len(FILLERS)))])
-  return " ".join(words)
+  changed = " ".join(words)
+  return template if changed.lower() in HELD_OUT else changed

@@ -20,6 +20,7 @@ from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.special import SPECIAL_TOKENS
 
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+_CONTRACTED = "(?:t|s|re|ve|ll|d|m)"  # after an apostrophe
 _HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs
 MAX_UNUSED_IDS = 1 << 20  # real vocabularies have gaps; every id is a row of the embedding
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -76,10 +77,10 @@ class WordTokenizer:
       raise ValueError(f"the word {error} is not among the {len(self._ids)} of the vocabulary; add it") from None
 
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-    """Decode ids with a space between pieces, none before `.,?!:;` and none around an apostrophe within a word."""
+    """Decode ids with a space between pieces, none before `.,?!:;` and within contractions such as don't."""
     first = len(SPECIAL_TOKENS) if skip_special else 0
     text = " ".join(self._pieces[i] for i in checked_ids(ids, self.vocab_size) if i >= first)
-    return re.sub(r" (?=[.,?!:;])|(?<=\w) (?=' \w)|(?<=\w ') (?=\w)", "", text)
+    return re.sub(rf"(?<=\w) ' (?={_CONTRACTED}\b)", "'", re.sub(r" (?=[.,?!:;])", "", text))
 
 
 class ByteTokenizer:

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
+from selfrag_jax.model.config import identity
 from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
 from selfrag_jax.train.interrupt import interrupt
 from selfrag_jax.train.state import TrainState
@@ -224,6 +225,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: epath
       f"{folder} was written with the tokenizer {before.get('tokenizer')}, this run has {now.get('tokenizer')}: "
       "use another workdir"
     )
+  before, now = ({**run, "model": identity(run["model"])} if run.get("model") else run for run in (before, now))
   for name in ("model", "lora", "origin"):
     if before.get(name) != now.get(name):
       old, new = (

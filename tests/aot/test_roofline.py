@@ -12,9 +12,10 @@ from configs.rag import get_config
 from selfrag_jax.aot import flops
 from selfrag_jax.aot.chips import CHIPS, topology
 from selfrag_jax.aot.programs import Program
-from selfrag_jax.aot.roofline import Bound, bounds, utilization
+from selfrag_jax.aot.roofline import Bound, bounds, speed, utilization
 from selfrag_jax.experiments.rag import build, planned
 from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import StepWork
 
 V5E = CHIPS["v5e"]
 ROWS, WIDTH = 4 * 8192, 4096
@@ -29,7 +30,7 @@ def program():
     of((ROWS, WIDTH), ("data", "fsdp")), of((WIDTH, WIDTH), "fsdp")
   )
   text = traced.lower().compile().as_text()
-  useful = 2.0 * ROWS * WIDTH * WIDTH
+  useful = StepWork(ROWS, 2.0 * ROWS * WIDTH * WIDTH)
   return dict(mesh.shape), Program("update", 0, 0, 0, 0.0, text, flops.count(traced.jaxpr), useful)
 
 
@@ -49,7 +50,9 @@ def test_the_utilization_is_useful_work_over_the_least_time(program):
   overlapped, in_turn = utilization(compiled, mesh, V5E) or (0, 0)
   assert overlapped == pytest.approx(bound.products / max(bound))
   assert in_turn == pytest.approx(bound.products / (bound.products + bound.wire))
-  assert utilization(compiled._replace(useful=None), mesh, V5E) is None
+  assert speed(compiled, mesh, V5E) == pytest.approx((ROWS / bound.overlapped, ROWS / bound.in_turn))
+  without = compiled._replace(useful=None)
+  assert utilization(without, mesh, V5E) is speed(without, mesh, V5E) is None
 
 
 def test_a_loop_of_unknown_length_has_a_bound_of_its_own_and_no_utilization(program):
@@ -72,4 +75,4 @@ def test_the_flops_of_a_model_are_those_of_its_products_without_recomputation():
     phase = planned(experiment)["rag"]
     products = flops.count(phase.trace()["update"].jaxpr).total()
   # more are asked for: attention also looks ahead, and the backward pass computes the logits again
-  assert 1 <= products / (phase.model_flops() or 0) <= 1.5
+  assert 1 <= products / phase.model_work().flops <= 1.5

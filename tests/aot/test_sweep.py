@@ -33,8 +33,10 @@ def test_every_combination_of_the_values_is_tried():
   found = sweep.candidates(CONFIG, ["mesh.fsdp=2,4", "model.remat=none,full", "seed=5"], 4)
   assert len(found) == 4
   assert {"mesh.fsdp": 4, "model.remat": "none", "seed": 5} in found
-  assert [one["mesh.fsdp"] for one in sweep.candidates(CONFIG, ["mesh"], 12)] == [1, 2, 4]
-  assert len(sweep.candidates(CONFIG, ["remat"], 4)) == 5
+  assert sweep.candidates(CONFIG, ["mesh"], 12) == [{"mesh.data": -1, "mesh.fsdp": n} for n in (1, 2, 4)]
+  assert [one["model.remat"] for one in sweep.candidates(CONFIG, ["remat"], 4)] == ["none", "dots", "mixed", "full"]
+  typed = sweep.candidates(CONFIG, ["seed=None,True,1,0.5,x"], 4)
+  assert [repr(one["seed"]) for one in typed] == ["None", "True", "1", "0.5", "'x'"]
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,16 @@ def test_every_combination_of_the_values_is_tried():
     ("modle.remat=full", "the config has no modle.remat; did you mean model?"),
     ("seed.x=1", "the config has no seed.x"),
     ("mesh.fsdp", "must be KEY=VALUE,VALUE or one of remat, mesh"),
+    ("mesh", "mesh.fsdp is swept twice"),
+    ("mesh.fsdp=1", "mesh.fsdp is swept twice"),
+    ("mesh=1", "sweep the keys within a section"),
+    ("seed=1,,2", "must be KEY=VALUE,VALUE or one of remat, mesh"),
     ("mesh.fsdp=", "must be KEY=VALUE,VALUE or one of remat, mesh"),
   ],
 )
 def test_a_wrong_sweep_is_an_error(given, message):
   with pytest.raises(ValueError, match=message):
-    sweep.candidates(CONFIG, [given], 4)
+    sweep.candidates(CONFIG, ["mesh.fsdp=2", given], 4)
 
 
 def test_plans_that_fit_come_first_and_the_fastest_of_them_before(capsys):
@@ -79,5 +85,24 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path):
   rows = sweep.sweep(CONFIG, choices, CHIP, planner(second), about, str(path))
   assert (len(first), len(second)) == (2, 1)
   assert len(rows) == len(json.loads(path.read_text())["plans"]) == 3
-  with pytest.raises(ValueError, match="holds plans of another config or other devices"):
+  with pytest.raises(ValueError, match="holds plans of another config, other devices"):
     sweep.sweep(CONFIG, choices, CHIP, planner([]), about | {"topology": "v5e:4x4"}, str(path))
+  path.write_text("{}")
+  with pytest.raises(ValueError, match="holds no sweep"):
+    sweep.sweep(CONFIG, choices, CHIP, planner([]), about, str(path))
+
+
+def test_a_plan_that_failed_is_made_again_and_a_bug_is_not_hidden(tmp_path):
+  path, calls = str(tmp_path / "sweep.json"), []
+  choices = sweep.candidates(CONFIG, ["mesh.fsdp=3,4"], 4)
+  for _ in range(2):
+    sweep.sweep(CONFIG, choices, CHIP, planner(calls), {}, path)
+  assert [config["mesh"]["fsdp"] for config in calls] == [3, 4, 3]
+  with pytest.raises(ValueError, match="none of the plans can be made; the first of them: 4 devices are not"):
+    sweep.sweep(CONFIG, choices[:1], CHIP, planner(calls), {}, "")
+
+  def broken(config):
+    raise RuntimeError("a bug")
+
+  with pytest.raises(RuntimeError, match="a bug"):
+    sweep.sweep(CONFIG, choices, CHIP, broken, {}, "")

@@ -61,6 +61,8 @@ def test_a_sweep_ranks_plans(tmp_path):
   assert best.startswith("mesh.fsdp=4 model.remat=full  ")
   assert worst.startswith("mesh.fsdp=3 model.remat=full  mesh {")
   assert len(json.loads((tmp_path / "plans.json").read_text())["plans"]) == 2
+  ended = compile_for("v5e:2x2", *flags, sweeps[-1], config="configs/rag.py")
+  assert "holds a sweep, which took longer than a plan; give another --json" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_a_sweep_ranks_plans(tmp_path):
     ("v5e:2x2", ("--config.mesh.fsdp=3",), "4 devices are not divisible by 3"),
     ("v5e:2x2", ("--config.rl.questions_per_step=3",), "rl.questions_per_step = 3 is not divisible by the 4"),
     ("v5e:2x2", ("--sweep=rl.step=1,2",), "the config has no rl.step; did you mean rl.steps?"),
+    ("v5e:2x2", ("--json=none/plan.json",), "there is no folder none"),
     ("v5e:2x2", ("--workdir=x",), "compile.py has no flag --workdir"),
   ],
 )

@@ -63,6 +63,16 @@ def test_noise_leaves_out_and_replaces_words_that_tell_no_relation():
   assert {word for words in drawn for word in words} - set(kept) >= set(FILLERS)
 
 
+def test_noise_makes_no_wording_that_is_held_out():
+  rng, near = np.random.default_rng(0), "{c} is now ruled from {v}."
+  drawn = {noisy(near, 0.5, rng) for _ in range(2000)}
+  assert near in drawn
+  assert "now ruled from {v}." in {text.replace("{c} ", "").replace("is ", "") for text in drawn}
+  held_out = {text for of in RELATIONS.values() for split in SPLITS[1:] for kind in of[split] for text in kind}
+  assert "{c} is ruled from {v}." in held_out
+  assert not drawn & held_out
+
+
 def test_noise_is_for_a_training_alone_and_its_simple_form_has_none():
   noise, plain = Countries(noise=0.3), Countries()
   for split in SPLITS[1:]:
@@ -99,7 +109,7 @@ def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
 def test_held_out_names_are_new_but_their_words_are_not(split):
   train, held_out = Countries().task("train", N), Countries().task(split, N)
   assert not names(train) & names(held_out)
-  words = lambda task: set(" ".join(f"{row['messages']}" for row in task).split())
+  words = lambda task: set(re.findall(r"\w+", " ".join(f"{row['messages']}" for row in task)))
   assert words(held_out) <= words(Countries().task("train", 40 * N))
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.mesh import abstract, batch_sharding, check_batch
+from selfrag_jax.model.config import StepWork
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, loss_of_updates, merge
 from selfrag_jax.train.optimizer import OptimizerConfig, make_optimizer
@@ -142,8 +143,8 @@ class GradientPhase(abc.ABC):
     """Trace the programs of a step for the devices of the mesh, which need not exist."""
     return {"update": self._trace_update(self.batch(0))}
 
-  def model_flops(self) -> float | None:
-    """Return the FLOPs of the model in a step, forward and backward, padding included; None if not known."""
+  def model_work(self) -> StepWork | None:
+    """Return the work of the model in a step; None if not known."""
     return None
 
   @abc.abstractmethod

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.checked import Count, Weight
-from selfrag_jax.model.config import ModelConfig, flops_per_token
+from selfrag_jax.model.config import ModelConfig, StepWork, flops_per_token
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.lora import LoRAConfig
 from selfrag_jax.train.losses import masked_lm_loss
@@ -41,11 +41,11 @@ class LanguagePhase(GradientPhase):
     super().__init__(name, partial(init_params, model), config, lora, **start)
     self._model = model
 
-  def model_flops(self) -> float | None:
+  def model_work(self) -> StepWork | None:
     if self._lora.rank:
       return None
     rows, width = self.batch(0)["tokens"].shape
-    return 3.0 * rows * width * flops_per_token(self._model, width // 2)
+    return StepWork(rows * width, 3.0 * rows * width * flops_per_token(self._model, width // 2))
 
   def _count_tokens(self, batch: Rows) -> int:
     return int(np.count_nonzero(batch["segment_ids"]))
