@@ -1,5 +1,6 @@
 """Model configs: a wrong one is an error at once, which names field and value; so is an unknown field of a file."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfrag_jax.model.config import MAX_LAYERS, ModelConfig, count_params, unfit
+from selfrag_jax.model.config import MAX_LAYERS, ModelConfig, count_params, identity, unfit
 from selfrag_jax.model.pretrained import read_config, read_fields
 
 LLAMA = {
@@ -123,3 +124,11 @@ def test_any_config_is_a_model_or_an_error_with_the_file(tmp_path_factory, base,
   except ValueError as error:
     found = "config.json" in str(error)
   assert found
+
+
+def test_a_model_is_the_same_where_it_was_stored_before_a_field_was_there_or_is_computed_in_another_way():
+  model = ModelConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1)
+  stored = model.to_dict()
+  del stored["rope"]
+  assert identity(stored) == identity(dataclasses.replace(model, remat="full", kernels="xla").to_dict())
+  assert identity(stored) != identity(dataclasses.replace(model, rope=False).to_dict())
