@@ -1,9 +1,12 @@
 """Errors of the launchers: a mistake that the user can mend is one line, whatever raised it."""
 
+import contextlib
 import functools
 import gc
 import os
 import signal
+import sys
+import threading
 import time
 
 import jax
@@ -77,4 +80,44 @@ def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector(monkeypatch, 
       signal.raise_signal(signal.SIGINT)
   finally:
     gc.enable()
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_ctrl_c_on_the_way_into_a_context_or_out_of_it_leaves_no_lock_held(way):
+  lock, ended = threading.Lock(), []
+
+  @contextlib.contextmanager
+  def locked():
+    with lock:
+      yield
+
+  def signal_within(frame, event, _):
+    if event == ("return" if way == "in" else "call") and frame.f_code is code:
+      sys.setprofile(None)
+      signal.raise_signal(signal.SIGINT)
+
+  def use_and_wait():
+    try:
+      with locked():
+        ended.append("body")
+      time.sleep(5)
+    finally:  # as who saves what was done
+      ended.append(lock.acquire(timeout=1))
+
+  manager = contextlib._GeneratorContextManager
+  code = (manager.__enter__ if way == "in" else manager.__exit__).__code__
+  # Python runs the handler in the function that profiles; give it the frame that it would have without
+  before = signal.signal(signal.SIGINT, lambda number, frame: interrupt(number, outside(frame)))
+
+  def outside(frame):
+    return frame.f_back if frame.f_code is signal_within.__code__ else frame
+
+  sys.setprofile(signal_within)
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      use_and_wait()
+    assert ended == ["body", True]
+  finally:
+    sys.setprofile(None)
     signal.signal(signal.SIGINT, before)

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tpu_programs import text_of_gradient
 
-from selfrag_jax.aot.chips import topology
-from selfrag_jax.mesh import absent, make_mesh
 from selfrag_jax.model import attention_tpu
 from selfrag_jax.model.attention import attend, causal_mask
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM, init_params
 
 ROWS, TIME, WIDTH = 2, 384, 32
 
@@ -64,12 +62,6 @@ def test_a_program_for_a_tpu_has_the_kernel_where_rows_are_whole_blocks(sizes, t
   model = ModelConfig(
     vocab_size=128, d_model=128, n_layers=1, n_heads=2, mlp_dim=128, dtype="bfloat16", kernels=kernels
   )
-  with absent(topology("v5e:2x2")[1]):
-    mesh = make_mesh(*sizes)
-    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    with jax.set_mesh(mesh):
-      loss = lambda params, tokens: LM(model).apply(params, tokens).astype(jnp.float32).sum()
-      lowered = jax.jit(jax.grad(loss)).lower(params, jax.ShapeDtypeStruct((4, time), jnp.int32))
-      text = lowered.compile().as_text()
+  text = text_of_gradient(model, sizes, time)
   assert ("splash" in text) == has_kernel
   assert (f"{time},{time}]" in text) == (not has_kernel)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tpu_programs import text_of_gradient
 
 from selfrag_jax.aot.chips import topology
 from selfrag_jax.mesh import absent, make_mesh
 from selfrag_jax.model import ssd_tpu
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.model.ssd import ssd_chunked
 
 TIME, CHUNK = 384, 128
@@ -107,20 +107,38 @@ def test_a_program_for_a_tpu_has_the_kernels_where_rows_are_whole_chunks(sizes, 
     dtype="bfloat16",
     kernels=kernels,
   )
-  with absent(topology("v5e:2x2")[1]):
-    mesh = make_mesh(*sizes)
-    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    with jax.set_mesh(mesh):
-      loss = lambda params, tokens: LM(model).apply(params, tokens).astype(jnp.float32).sum()
-      lowered = jax.jit(jax.grad(loss)).lower(params, jax.ShapeDtypeStruct((4, time), jnp.int32))
-      text = lowered.compile().as_text()
+  text = text_of_gradient(model, sizes, time)
   assert ("ssd_forward" in text) == ("ssd_backward" in text) == has_kernel
 
 
-@pytest.mark.parametrize("chip", ["v5e:2x2", "v6e:2x2"])
+@pytest.mark.parametrize("chip", ["v5e:2x2", "v6e:2x2", "v5p:2x2x1"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_kernels_compile_for_tpus(chip, dtype):
   with absent(topology(chip)[1]):
     arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in draw(4, 16, 64, 1, 128, dtype)]
     with jax.set_mesh(make_mesh()):
       jax.jit(lambda *a: value_and_grad(ssd_tpu.ssd, a, None)).lower(*arguments).compile()
+
+
+@pytest.mark.parametrize(
+  ("change", "fit"),
+  [
+    ({}, True),
+    ({"time": CHUNK}, True),
+    ({"time": CHUNK + 8}, False),
+    ({"chunk": 64}, False),  # no whole lanes
+    ({"chunk": 2048, "time": 4096}, False),  # VMEM does not hold what tokens give to each other
+    ({"dtype": jnp.float16}, False),
+    ({"batch": 6}, False),  # for four devices
+    ({"heads": 6, "width": 16}, True),  # one block of all heads
+    ({"groups": 2, "states": 64}, False),
+  ],
+)
+def test_what_the_kernels_do_not_fit_is_left_to_every_device(change, fit):
+  sizes = {"batch": 4, "time": TIME, "heads": 16, "width": 64, "groups": 1, "states": 128, "chunk": CHUNK}
+  of = sizes | {"dtype": jnp.bfloat16} | change
+  x = jax.ShapeDtypeStruct((of["batch"], of["time"], of["heads"], of["width"]), of["dtype"])
+  B = jax.ShapeDtypeStruct((of["batch"], of["time"], of["groups"], of["states"]), of["dtype"])
+  with absent(topology("v5e:2x2")[1]), jax.set_mesh(make_mesh()):
+    assert ssd_tpu.fits(x, B, of["chunk"]) == fit
+  assert not ssd_tpu.fits(x, B, of["chunk"])  # the program is not for TPUs

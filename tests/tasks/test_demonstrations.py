@@ -1,0 +1,272 @@
+"""Demonstrations over one corpus: no held-out question is trained on, queries use words read before."""
+
+import re
+from collections import Counter
+
+import pytest
+from few_passages import (
+  PASSAGES,
+  QUESTION,
+  SIZES,
+  TOKENIZER,
+  exchange,
+  folder,
+  gold_exchange,
+  ids,
+  make,
+  numbered,
+  text_named,
+)
+from scipy.stats import binomtest
+
+from selfrag_jax.tasks.cloze import bridges
+from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
+from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, PassageSearch
+from selfrag_jax.tasks.search_task import NOTICE, SPLITS
+from selfrag_jax.text.chat import COMPACT, document_body
+
+
+@pytest.fixture(scope="module")
+def task():
+  return make(numbered(40), seed=3)
+
+
+def test_gold_queries_name_what_the_question_or_an_earlier_passage_says():
+  searches, found, answer = gold_exchange(QUESTION)
+  assert found == ["Medici (board game)", "Reiner Knizia", "Illertissen"]
+  # the question spells MEDICI and knows nothing of a board game; the other names were read on the way
+  assert searches == ["Medici", "Reiner Knizia", "Illertissen"]
+  assert answer == "Illertissen"
+
+
+def test_a_name_counts_only_as_whole_words_and_only_if_it_was_shown():
+  for word in ("Good", "Cargo"):
+    searches, _, _ = gold_exchange(Question("q", f"{word} game of the OLD old stones?", ("x",), (3,)))
+    assert searches == ["game of the OLD stones"]
+  # a question that shares no word with its passage still has a query
+  assert gold_exchange(Question("q", "Why is it wet?", ("x",), (4,)))[0] == ["Why is it wet"]
+  # "read" stands behind the cut of p2: no reader has seen it
+  passages = [PASSAGES[2], Passage("r", "End", "The end of all."), *PASSAGES[3:]]
+  data = folder([Question(f"q{i}", "What does Illertissen have of all?", ("x",), (0, 1)) for i in range(10)], passages)
+  for tokens, second in ((200, "End"), (80, "of all the")):
+    task = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": tokens}))
+    assert exchange(task.demonstration("sft", 0, "gold", 2))[0] == ["Illertissen", second]
+
+
+def test_at_most_six_words_the_rarest_ones_of_question_and_reading_in_their_order():
+  passages = [
+    Passage("a", "A1", "common alpha beta gamma delta epsilon zeta"),
+    Passage("b", "B1", "common eta"),
+    Passage("c", "C1", "common theta of eta"),
+  ]
+  text = "common zeta epsilon delta Gamma beta alpha?"
+  data = folder([Question(f"q{i}", text, ("x",), (0, 2, 1)) for i in range(10)], passages)
+  searches, _, _ = exchange(PassageSearch(data, TOKENIZER, COMPACT, **SIZES).demonstration("train", 0, "gold", 3))
+  assert searches[0] == "zeta epsilon delta Gamma beta alpha"
+  assert searches[1] == "common"
+  # the second passage has told of eta
+  assert searches[2] == "common eta"
+  short = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"max_query_tokens": 19}))
+  assert exchange(short.demonstration("train", 0, "gold", 1))[0] == ["zeta epsilon delta"]
+
+
+def test_more_gold_passages_than_hops_lose_the_last_ones():
+  searches, found, answer = gold_exchange(QUESTION, max_hops=2)
+  assert (len(searches), found, answer) == (2, ["Medici (board game)", "Reiner Knizia"], "Illertissen")
+
+
+def test_a_search_fails_at_times_and_is_tried_again_as_far_as_there_is_room():
+  task = make([QUESTION._replace(id=f"q{i}") for i in range(10)])
+  gold = [PASSAGES[passage].title for passage in QUESTION.gold]
+  words = lambda text: set(re.findall(r"\w+", text.lower()))
+  failed, n = Counter(), 300
+  for index in range(n):
+    searches, found, answer = exchange(task.demonstration("sft", index, "gold", 4))
+    assert [title for title in found if title in gold] == gold
+    assert len(found) <= 4
+    assert answer == "Illertissen"
+    read = words(QUESTION.text)
+    for hop, (query, title) in enumerate(zip(searches, found, strict=True)):
+      assert words(query) <= read
+      if title not in gold:
+        failed[hop] += 1
+        assert found[hop + 1] == gold[hop]
+        assert title == max(("Go", "River"), key=lambda other: len(words(query) & words(text_named(other))))
+      read |= words(text_named(title))
+  # there is room for one; the question has one word of the first passage, and with no less can it be tried
+  assert failed[0] == 0
+  assert binomtest(failed[1], n, MISS_RATE).pvalue > 1e-3
+  assert binomtest(failed[2], n, MISS_RATE * (1 - MISS_RATE)).pvalue > 1e-3
+  assert all(exchange(task.demonstration("sft", index, "gold", 3))[1] == gold for index in range(20))
+
+
+def test_a_share_of_the_demonstrations_asks_about_a_sentence_of_a_passage():
+  passages = [
+    Passage(f"n{i}", f"Town {i}", f"Short. The market of this old town burned down in {1800 + i} and was built anew.")
+    for i in range(30)
+  ]
+  data = folder([Question(f"q{i}", f"Question {i}?", ("x",), (i,)) for i in range(30)], passages)
+  task = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": 200, "cloze": 0.5}))
+  asked, n = Counter(), 200
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "gold", 1)
+    question = demonstration["messages"][1]["content"]
+    [query], [found], answer = exchange(demonstration)
+    asked[question.startswith("Question")] += 1
+    if not question.startswith("Question"):
+      [passage] = [passage for passage in passages if passage.title == found]
+      # the one sentence that is long enough; its first word is no name
+      sentence = "The market of this old town burned down in ___ and was built anew."
+      assert question == f"Which words are missing? {sentence}"
+      assert answer == passage.text.split()[-5]
+      assert set(query.split()) < set(sentence.split())
+  assert binomtest(asked[True], n, 0.5).pvalue > 1e-3
+  again = PassageSearch(data, TOKENIZER, COMPACT, **(SIZES | {"document_tokens": 200, "cloze": 0.5}))
+  assert again.demonstration("sft", 7, "gold", 1) == task.demonstration("sft", 7, "gold", 1)
+  nameless = folder(numbered(10), [Passage("p", "Go", "The old game of the stones is played by two.")] * 5)
+  task = PassageSearch(nameless, TOKENIZER, COMPACT, **SIZES, cloze=1.0)
+  with pytest.raises(ValueError, match=r"no sentence with a name or a number: set data\.cloze = 0"):
+    task.demonstration("sft", 0, "gold", 1)
+  with pytest.raises(ValueError, match=r"cloze and bridge must be shares in \[0, 1\] .*, got 2 and 0"):
+    make(numbered(10), cloze=2)
+  with pytest.raises(ValueError, match=r"add up to at most 1, got 0\.6 and 0\.5"):
+    make(numbered(10), cloze=0.6, bridge=0.5)
+
+
+def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
+  towns = [
+    Passage(f"t{i}", f"Town {i}", f"Short. In Town {i} the market burned down in {1800 + i} and was built anew.")
+    for i in range(15)
+  ]
+  rivers = [
+    Passage(f"r{i}", f"River {i}", f"It flows through the old Town {i} and then into the sea.") for i in range(15)
+  ]
+  data = folder([Question(f"q{i}", f"Question {i}?", ("x",), (i,)) for i in range(30)], towns + rivers)
+  options = SIZES | {"document_tokens": 200, "bridge": 0.5, "prompt_tokens": 500, "max_query_tokens": 60}
+  task, asked, n = PassageSearch(data, TOKENIZER, COMPACT, **options), Counter(), 200
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "gold", 2)
+    question = demonstration["messages"][1]["content"]
+    asked[question.startswith("Question")] += 1
+    if not question.startswith("Question"):
+      queries, found, answer = exchange(demonstration)
+      number = found[0].split()[1]
+      assert found == [f"River {number}", f"Town {number}"]
+      assert question == (
+        "Which words are missing in what is said of …? In … the market burned down in ___ and was built anew. "
+        "Of the same it is said: It flows through the old … and then into the sea."
+      )
+      assert answer == str(1800 + int(number))
+      assert set(queries[0].split()) < set(question.split())
+      assert queries[1] == f"Town {number}"
+  assert binomtest(asked[True], n, 0.5).pvalue > 1e-3
+  assert "Question" in task.demonstration("train", 0, "gold", 2)["messages"][1]["content"]
+  first = PassageSearch(data, TOKENIZER, COMPACT, **options, first_query="question").demonstration("sft", 3, "gold", 2)
+  question = first["messages"][1]["content"]
+  if not question.startswith("Question"):
+    assert exchange(first)[0][0] == question
+
+
+def test_passages_that_name_no_other_one_make_no_bridge():
+  nameless = folder(numbered(10), [Passage("p", "Go", "The old game of the stones is played by two.")] * 5)
+  task = PassageSearch(nameless, TOKENIZER, COMPACT, **SIZES, bridge=1.0)
+  with pytest.raises(ValueError, match=r"0 passages that name another one .*: set data\.bridge = 0"):
+    task.demonstration("sft", 0, "gold", 2)
+  texts = [
+    "In Los Angeles one is far from Minneapolis.",
+    "It is a city, and not Twin City.",
+    "A city.",
+    "Twin.",
+    "The go.",
+  ]
+  assert bridges(["x", "Minneapolis", "Los Angeles", "Twin", "city"], texts) == [(0, 1), (0, 2)]
+  assert bridges(["x", "Minneapolis", "Los Angeles", "Los Angeles", "y"], texts) == [(0, 1)]  # a name of two
+
+
+def test_gold_demonstrations_are_about_the_question_of_the_same_index(task):
+  for index in (0, 15):
+    demonstration = task.demonstration("sft", index, "gold", 1)
+    system, user, _ = demonstration["messages"]
+    [prompt] = ids(task, "sft", [index])
+    assert (system["content"], user["role"]) == (INSTRUCTION, "user")
+    assert user["content"] in prompt
+    questions = task.batch("sft", [index])
+    _, found, answer = exchange(demonstration)
+    assert found == [PASSAGES[questions.gold[0, 0]].title]
+    assert answer == questions.answers[0][0]
+
+
+def test_random_demonstrations_teach_the_format_and_nothing_else():
+  questions = [Question(f"q{i}", f"Question {i}?", (f"answer {i}",), (0,)) for i in range(30)]
+  task = make(questions)
+  shown = {answers[0] for answers in task.batch("sft", range(12)).answers}
+  n, hops, overruns, first, answers = 1000, Counter(), 0, Counter(), Counter()
+  for index in range(n):
+    demonstration = task.demonstration("train", index, "random", 3)
+    searches, found, answer = exchange(demonstration)
+    assert answer in shown
+    if found[-1] == NOTICE:
+      assert len(searches) == 4
+      overruns += 1
+    else:
+      hops[len(searches)] += 1
+    assert all(title.startswith(query) for query, title in zip(searches, found, strict=True) if title != NOTICE)
+    first[found[0]] += 1
+    answers[answer] += 1
+  assert binomtest(overruns, n, 0.25).pvalue > 1e-3
+  assert all(binomtest(hops[k], n - overruns, 1 / 3).pvalue > 1e-3 for k in (1, 2, 3))
+  assert all(binomtest(first[passage.title], n, 1 / 5).pvalue > 1e-3 for passage in PASSAGES)
+  assert all(binomtest(answers[answer], n, 1 / 12).pvalue > 1e-4 for answer in shown)
+  assert task.demonstration("sft", 5, "random", 3) == make(questions).demonstration("sft", 5, "random", 3)
+  # the others never lend their answers, and no question is given its own
+  assert exchange(task.demonstration("test", 0, "random", 2))[2] in shown
+  for task in (make(questions, seed=seed) for seed in range(10)):
+    for index, own in enumerate(task.batch("sft", range(12)).answers):
+      assert exchange(task.demonstration("sft", index, "random", 2))[2] not in own
+
+
+def test_impossible_demonstrations_and_sizes_are_errors(task):
+  with pytest.raises(ValueError, match="random, gold and max_hops >= 1, got 'best' and 2"):
+    task.demonstration("train", 0, "best", 2)
+  with pytest.raises(ValueError, match="got 'gold' and 0"):
+    task.demonstration("train", 0, "gold", 0)
+  with pytest.raises(ValueError, match=r"do not hold one word of the passage 'Medici .*: raise document_tokens"):
+    make(numbered(10), document_tokens=30)
+  with pytest.raises(ValueError, match="do not hold one word of the query 'Illertissen': raise max_query_tokens"):
+    make(numbered(10), max_query_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["multihop_hotpotqa", "multihop_musique"])
+def test_real_questions_are_demonstrated_with_words_that_were_read(shared_data, name):
+  data = read_qa_folder(shared_data / name)
+  task = PassageSearch(data, TOKENIZER, COMPACT, document_tokens=400, prompt_tokens=400, max_query_tokens=100)
+  assert sum(map(task.size, SPLITS)) == 100 - task.dropped_questions > 90
+  assert task.cut_passages == sum(
+    len(document_body(TOKENIZER, {"title": passage.title, "content": passage.text})) > 400 for passage in data.passages
+  )
+  named = hops = 0
+  for index in range(task.size("sft")):
+    demonstration = task.demonstration("sft", index, "gold", 4)
+    read = demonstration["messages"][1]["content"]
+    *parts, _ = demonstration["messages"][2]["content"]
+    for search, retrieval in zip(parts[::2], parts[1::2], strict=True):
+      [document] = retrieval["documents"]
+      assert search["text"]
+      assert set(re.findall(r"\w+", search["text"].lower())) <= set(re.findall(r"\w+", read.lower()))
+      named += document["title"].startswith(search["text"])
+      hops += 1
+      read += f" {document['title']} {document['content']}"
+  assert named > hops / 3
+
+
+def test_demonstrations_begin_with_the_question_where_a_rule_writes_the_first_query():
+  plain = gold_exchange(QUESTION)
+  queries, found, answer = gold_exchange(QUESTION, first_query="question")
+  assert queries[0] == QUESTION.text
+  assert answer == plain[2]
+  assert found[0] == "Reiner Knizia"  # shares "designer", "was" and "born"
+  assert len(queries) == 3
+  assert sorted(found) == sorted(plain[1])  # no passage is shown twice
+  task = make(numbered(40), first_query="question")
+  queries, found, _ = exchange(task.demonstration("sft", 5, "random", 2))
+  assert queries[0] in task.texts("sft", [5])
