@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from flax.linen import spmd
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -156,6 +157,48 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
   """Return the sharding of arrays that every device holds whole."""
   return NamedSharding(mesh, P())
+
+
+def own_rows(mesh: Mesh, n: int) -> np.ndarray:
+  """Return which of the n rows of a batch are on the devices of this process, int [rows]: it alone makes them."""
+  rows, every = batch_sharding(mesh), np.arange(n)
+  if rows.is_fully_addressable or _ABSENT.get() is not None:
+    return every
+  return np.unique(np.concatenate([every[index] for index in rows.addressable_devices_indices_map((n,)).values()]))
+
+
+def spread(tree: Any, mesh: Mesh) -> Any:
+  """Make arrays whose rows are split over the mesh from the rows of each process, see `own_rows`.
+
+  Arrays that are on devices already are moved; for devices that are not there, all are described.
+  """
+  rows = batch_sharding(mesh)
+  here = _ABSENT.get() is not None or rows.is_fully_addressable
+
+  def put(x: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+      return abstract(x, rows)
+    whole = here or isinstance(x, jax.Array)
+    return place(x, rows) if whole else jax.make_array_from_process_local_data(rows, np.asarray(x))
+
+  return jax.tree.map(put, tree)
+
+
+def own_part(tree: Any) -> Any:
+  """Copy the rows that `own_rows` names to numpy, of arrays whose first axis alone is split."""
+
+  def part(x: jax.Array) -> np.ndarray:
+    if x.is_fully_addressable:
+      return jax.device_get(x)
+    pieces = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+    return np.concatenate([jax.device_get(pieces[start]) for start in sorted(pieces)])
+
+  return jax.tree.map(part, tree)
+
+
+def gathered(tree: Any, mesh: Mesh) -> Any:
+  """Return the rows of all processes on each of them, from the rows of each; arrays of numpy."""
+  return tree if batch_sharding(mesh).is_fully_addressable else fetch(spread(tree, mesh))
 
 
 def shardings_of(boxed: Any, mesh: Mesh, rules: Sequence[tuple[str, Any]] = LOGICAL_RULES) -> Any:

@@ -67,7 +67,7 @@ def write_examples(
 def _first(runner: RolloutRunner, split: str, n: int) -> SearchBatch:
   """Return the first n questions of a split, the last one again and again if there are fewer."""
   size = runner.task.size(split)
-  return runner.task.batch(split, np.minimum(np.arange(n), n if size is None else size - 1))
+  return runner.questions(split, np.minimum(np.arange(n), n if size is None else size - 1))
 
 
 def _described(

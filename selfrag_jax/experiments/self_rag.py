@@ -6,7 +6,7 @@ from the model of that run's last phase, with the phases that follow it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -131,14 +131,14 @@ class Experiment:
       raise ValueError(f"phase {name} trains a model that can read: add a section pretrain, or set init to a workdir")
     if name == "position_recall" and isinstance(self.data, TextData):
       raise ValueError("phase position_recall asks about facts: config.data.name is 'text'; leave the phase out")
-    size, seen = self.phases[name].batch_size, 0
+    seen = 0
     if name == "position_recall" and "memory" in self.phases:  # contexts that no earlier phase has seen
       seen = self.phases["memory"].steps * self.phases["memory"].batch_size
     demand = "recent" if name == "memory" else "even"
-    contexts = lambda step: self.data.contexts("train", range(seen + step * size, seen + (step + 1) * size), demand)
+    contexts = lambda rows: self.data.contexts("train", [seen + row for row in rows], demand)
     return MemoryPhase(name, contexts, self.reader, self.phases[name], evaluate=self.validate, **common)
 
-  def rows(self, config: PretrainConfig) -> Callable[[str, range], Rows]:
+  def rows(self, config: PretrainConfig) -> Callable[[str, Sequence[int]], Rows]:
     """Return the rows of a phase of pretraining: its own lists, or the text of the data."""
     if not isinstance(config, ListsConfig):
       return self.data.rows

@@ -48,6 +48,12 @@ class SearchBatch(NamedTuple):
   corpus: Corpus
 
 
+def taken(batch: SearchBatch, rows: np.ndarray) -> SearchBatch:
+  """Return some questions of a batch, with the documents of all."""
+  arrays = {name: column[rows] for name, column in batch._asdict().items() if name not in ("answers", "corpus")}
+  return batch._replace(**arrays, answers=[batch.answers[row] for row in rows])
+
+
 def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
   """Give question i the answers and the gold documents of question `order[i]`, but within its own group of documents.
 

@@ -11,7 +11,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.likelihood import CHUNK, follows, on_own_rows, sequence_log_probs, token_log_probs
 from selfrag_jax.model.lm import LM
-from selfrag_jax.train.state import LossSums
+from selfrag_jax.train.state import LossSums, Mean
 from selfrag_jax.typing import Array, Params
 
 Advantage = Literal["mean", "grpo", "rloo", "reinforce"]
@@ -123,8 +123,7 @@ def policy_loss(
   The lower and upper epsilon are separate, as in DAPO (arXiv 2503.14476); `kl_weight` times the low-variance KL to a
   reference (k3) is added, over the tokens of `kl_mask` if it is given. Returns sums of the loss, of `ratio_gap`
   (absolute difference of the log-probabilities), `clipped`, `surprise` (-log p of the sampled token) and `kl`; the
-  weight is the number of tokens under either mask. After the division by it, all but `kl` are means over the tokens
-  of `mask`.
+  weight is the number of tokens under either mask. All metrics but `kl` are of the tokens of `mask`.
   """
   total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
   log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)
@@ -132,23 +131,16 @@ def policy_loss(
   advantage = advantages_B[:, None]
   clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
   loss = -total(jnp.minimum(ratio * advantage, clipped * advantage))
-  metrics = {
-    "ratio_gap": total(jnp.abs(log_ratio)),
-    "clipped": total((clipped * advantage < ratio * advantage).astype(jnp.float32)),
-    "surprise": -total(log_probs_BxT),
+  tokens = jnp.sum(mask_BxT)
+  metrics: dict[str, Array | Mean] = {
+    "ratio_gap": Mean(total(jnp.abs(log_ratio)), tokens),
+    "clipped": Mean(total((clipped * advantage < ratio * advantage).astype(jnp.float32)), tokens),
+    "surprise": Mean(-total(log_probs_BxT), tokens),
   }
   if reference_log_probs_BxT is None:
-    return LossSums(loss, jnp.sum(mask_BxT), metrics)
+    return LossSums(loss, tokens, metrics)
   pulled = mask_BxT if kl_mask_BxT is None else kl_mask_BxT
   gap = jnp.where(pulled, reference_log_probs_BxT - log_probs_BxT, 0)
-  metrics["kl"] = jnp.sum(jnp.where(pulled, jnp.exp(gap) - gap - 1, 0))
-  if kl_mask_BxT is None:
-    return LossSums(loss + kl_weight * metrics["kl"], jnp.sum(mask_BxT), metrics)
+  kl = jnp.sum(jnp.where(pulled, jnp.exp(gap) - gap - 1, 0))
   weight = jnp.sum(mask_BxT | pulled)
-  scaled = {name: as_means_of(value, jnp.sum(mask_BxT), weight) for name, value in metrics.items() if name != "kl"}
-  return LossSums(loss + kl_weight * metrics["kl"], weight, {**metrics, **scaled})
-
-
-def as_means_of(total: Array, tokens: Array, weight: Array) -> Array:
-  """Scale a sum over some tokens so that it is their mean after the division by `weight`."""
-  return total * (weight / jnp.maximum(tokens, 1))
+  return LossSums(loss + kl_weight * kl, weight, {**metrics, "kl": Mean(kl, weight)})

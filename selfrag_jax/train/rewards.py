@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from selfrag_jax.mesh import own_part
 from selfrag_jax.metrics.citations import citation_scores
 from selfrag_jax.metrics.claims import check_hallucination
 from selfrag_jax.tasks.rewards import RewardConfig, compute_rag_reward, search_reward
@@ -23,7 +24,8 @@ class RolloutRewards:
     config, host = self._config, episodes.host
     if config.terms == "right_answer":
       return search_reward(config, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
-    answer = scores.f1 if self._model is None else np.asarray(self._model(host.tokens, host.lengths))
+    done = episodes.rollout
+    answer = scores.f1 if self._model is None else own_part(self._model(done.tokens, done.lengths))
     texts = {name: self._of_texts(episodes, name) for name in ("citations", "grounding")}
     given = answer, scores.gold_recall, host.searches, self._max_searches, config.weights
     return compute_rag_reward(*given, **texts, format=scores.valid)

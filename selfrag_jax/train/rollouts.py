@@ -30,11 +30,21 @@ from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
 from selfrag_jax.memory.topk import search
-from selfrag_jax.mesh import abstract, batch_sharding, batch_shards, fetch, replicated
+from selfrag_jax.mesh import (
+  abstract,
+  batch_sharding,
+  batch_shards,
+  fetch,
+  gathered,
+  own_part,
+  own_rows,
+  replicated,
+  spread,
+)
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import for_decoding, unstack
-from selfrag_jax.tasks.search_task import Corpus, SearchBatch, SearchTask
+from selfrag_jax.tasks.search_task import Corpus, Indices, SearchBatch, SearchTask, taken
 from selfrag_jax.train.data import batches
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
@@ -70,7 +80,10 @@ class Scores(NamedTuple):
 
 
 class Episodes(NamedTuple):
-  """Rollouts of a batch of questions, `repeats` neighbouring rows each: on device, on the host, and as transcripts."""
+  """Rollouts of a batch of questions, `repeats` neighbouring rows each: on device, on the host, and as transcripts.
+
+  With several processes each has its own questions' rollouts on the host, and reads and scores these alone.
+  """
 
   rollout: Rollout
   host: Rollout
@@ -110,7 +123,8 @@ class RolloutRunner:
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
     self._lay_out = jax.jit(lambda params: unstack(model, for_decoding(model, params, mesh)))
-    self._run = jax.jit(self._run_traced, static_argnames=("config", "kind", "repeats"))
+    static, rows = ("config", "kind", "repeats"), batch_sharding(mesh)
+    self._run = jax.jit(self._run_traced, static_argnames=static, out_shardings=rows)
 
   def memory(self, corpus: Corpus) -> MemoryState:
     """Return the memory of a corpus; it is kept until another corpus object comes."""
@@ -120,9 +134,14 @@ class RolloutRunner:
       self._fit_encoder()
     elif self.memory_config.fit_scale:
       self._fit_scale()
+    # every process has the whole corpus, since any question may find any document
     memory = self._build(self.encoder.params, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
     self._shared = (corpus, memory)
     return memory
+
+  def questions(self, split: str, indices: Indices) -> SearchBatch:
+    """Return those of the questions that this process asks, with the documents of all."""
+    return taken(self.task.batch(split, indices), own_rows(self.mesh, len(indices)))
 
   def run(
     self,
@@ -134,11 +153,11 @@ class RolloutRunner:
     repeats: int = 1,
     kind: RetrieverKind = "memory",
   ) -> Episodes:
-    """Roll every question out `repeats` times; rows of one question are neighbours."""
+    """Roll every question out `repeats` times; rows of one question are neighbours. `batch` is that of `questions`."""
     memory = self.memory(batch.corpus)
-    inputs = jax.device_put(_inputs(batch), batch_sharding(self.mesh))
+    inputs = spread(_inputs(batch), self.mesh)
     done = self._run(params, self.encoder.params, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
-    host = fetch(done)
+    host = own_part(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, repeats)
 
   def run_on_host(
@@ -281,15 +300,17 @@ def evaluate(
   size = runner.task.size(split)
   n = n if size is None else min(n, size)
   greedy = dataclasses.replace(rollout_config, sampling=SamplingConfig(temperature=0.0))
-  make = lambda i: runner.task.batch(split, np.minimum(np.arange(i * batch_size, (i + 1) * batch_size), n - 1))
+  on_host = callable(kind)  # every process then rolls out all questions
+  asked = runner.task.batch if on_host else runner.questions
+  make = lambda i: asked(split, np.minimum(np.arange(i * batch_size, (i + 1) * batch_size), n - 1))
   parts = []
   for start, batch in zip(range(0, n, batch_size), batches(make, 0, -(-n // batch_size)), strict=True):
     key = jax.random.key(start)
-    if callable(kind):
-      episodes = runner.run_on_host(params, batch, greedy, key, kind)
+    if on_host:
+      scores = runner.score(runner.run_on_host(params, batch, greedy, key, kind))
     else:
-      episodes = runner.run(params, batch, greedy, key, kind=kind)
-    parts.append(Scores(*(column[: n - start] for column in runner.score(episodes))))
+      scores = gathered(runner.score(runner.run(params, batch, greedy, key, kind=kind)), runner.mesh)
+    parts.append(Scores(*(column[: n - start] for column in scores)))
   return Scores(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 

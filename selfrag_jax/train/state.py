@@ -1,6 +1,6 @@
 """The training state on a mesh, and the compiled update that advances it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,12 +73,23 @@ def _create(init: Init, optimizer: optax.GradientTransformation, key: PRNGKey) -
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), step_key)
 
 
+class Mean(NamedTuple):
+  """A metric before its division by a weight of its own."""
+
+  total: Array
+  weight: Array
+
+
 class LossSums(NamedTuple):
   """A loss before its division: sums over the tokens of a batch, so that micro-batches add up to the whole batch."""
 
   loss: Array
-  weight: Array  # the divisor of the loss, its gradient and the metrics
-  metrics: dict[str, Array]
+  weight: Array  # the divisor of the loss, its gradient and the metrics without their own
+  metrics: Mapping[str, Array | Mean]
+
+
+def _mean(metric: Array | Mean, weight: Array) -> Array:
+  return metric.total / jnp.maximum(metric.weight, 1) if isinstance(metric, Mean) else metric / weight
 
 
 def make_update(
@@ -114,8 +125,8 @@ def make_update(
     grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = {"loss": sums.loss, **sums.metrics}
-    metrics = {name: value / weight for name, value in metrics.items()} | {"grad_norm": optax.tree.norm(grads)}
+    sums_of = {"loss": sums.loss, **sums.metrics}
+    metrics = {name: _mean(value, weight) for name, value in sums_of.items()} | {"grad_norm": optax.tree.norm(grads)}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
   return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))

@@ -1,6 +1,7 @@
 """Training with memory: one compiled step equals a loop over chunks, a numpy search and plain forward passes."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -29,9 +30,9 @@ MODEL = ModelConfig(
 CONFIG = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
 
 
-def contexts(step: int) -> ContextBatch:
-  """Eight lists a step, three questions each."""
-  return of_facts(TASK.lists("train", range(step * 8, step * 8 + 8), 3))
+def contexts(rows: Sequence[int]) -> ContextBatch:
+  """Lists with three questions each."""
+  return of_facts(TASK.lists("train", rows, 3))
 
 
 def random_params():
@@ -43,9 +44,9 @@ def random_params():
 PARAMS = random_params()
 
 
-def pairs(step: int) -> ContextBatch:
-  """Eight lists a step, a question each that takes two facts, of which one names the other."""
-  return of_facts(Facts("two_fact", 12).lists("train", range(step * 8, step * 8 + 8)))
+def pairs(rows: Sequence[int]) -> ContextBatch:
+  """Lists with a question each that takes two facts, of which one names the other."""
+  return of_facts(Facts("two_fact", 12).lists("train", rows))
 
 
 def phase(config=CONFIG, mesh=None, contexts=contexts, **overrides) -> MemoryPhase:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,7 +65,7 @@ def test_a_reward_model_scores_the_answers(episodes, monkeypatch):
 
   def load(workdir, **options):
     seen.update(options, workdir=workdir)
-    return lambda tokens, lengths: np.float32([0.9, 0.2, 0.5, 0.1]) * (tokens[:, 0] >= 0)
+    return lambda tokens, lengths: jnp.float32([0.9, 0.2, 0.5, 0.1]) * (tokens[:, 0] >= 0)
 
   monkeypatch.setattr(rewards, "load_reward_model", load)
   got = make(terms="weighted", model="runs/reward")(episodes, SCORES)

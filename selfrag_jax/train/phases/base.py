@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count
-from selfrag_jax.mesh import abstract, batch_sharding, check_batch
+from selfrag_jax.mesh import check_batch, own_rows, spread
 from selfrag_jax.model.config import StepWork
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.lora import LoRAConfig, fingerprint, init_updates, loss_of_updates, merge
@@ -26,7 +26,7 @@ from selfrag_jax.train.state import (
   state_from_params,
   state_shardings,
 )
-from selfrag_jax.typing import Params
+from selfrag_jax.typing import Array, Params
 
 
 class PhaseConfig(Protocol):
@@ -94,6 +94,7 @@ class GradientPhase(abc.ABC):
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(self._init, self._optimizer, self._mesh)
     self._update = make_update(loss, self._optimizer, config.accumulate, shardings)
+    self._count = jax.jit(self._count_tokens)
 
   def abstract_state(self) -> TrainState:
     """Return the state as ShapeDtypeStructs with the shardings of the mesh, to restore a checkpoint into."""
@@ -110,10 +111,10 @@ class GradientPhase(abc.ABC):
     return batches(self.batch, start, self.total_steps)
 
   def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Mapping[str, Any]]:
-    """Update the state with a batch of host arrays."""
-    frozen = (self._base_params,) if self._lora.rank else ()
-    state, metrics = self._update(state, self._on_mesh(batch), *frozen)
-    return state, metrics | {"tokens": self._count_tokens(batch)}
+    """Update the state with this process's rows of a batch."""
+    frozen, rows = (self._base_params,) if self._lora.rank else (), spread(batch, self._mesh)
+    state, metrics = self._update(state, rows, *frozen)
+    return state, metrics | {"tokens": self._count(rows)}
 
   def evaluate(self, state: TrainState) -> Mapping[str, float]:
     """Score the parameters of a state."""
@@ -149,20 +150,20 @@ class GradientPhase(abc.ABC):
 
   @abc.abstractmethod
   def batch(self, step: int) -> Any:
-    """Return the batch of a step: a function of the seed and the step."""
+    """Return the rows of a step's batch that this process makes: a function of the seed, the step and the row."""
 
   @abc.abstractmethod
-  def _count_tokens(self, batch: Any) -> int:
+  def _count_tokens(self, batch: Any) -> Array:
     """Count the tokens that an update by this batch reads, without padding."""
 
   @abc.abstractmethod
   def _loss(self, params: Params, batch: Any, *constants: Any) -> LossSums:
     """Sum the loss of a batch over its tokens."""
 
-  def _on_mesh(self, batch: Any) -> Any:
-    return jax.device_put(batch, batch_sharding(self._mesh))
+  def _rows(self, step: int, size: int) -> list[int]:
+    """List the rows of a step's batch that this process makes, counted over the whole training."""
+    return (step * size + own_rows(self._mesh, size)).tolist()
 
   def _trace_update(self, batch: Any, *constants: Any) -> jax.stages.Traced:
     frozen = (abstract_params(self._model_init, self._mesh),) if self._lora.rank else ()
-    batch = abstract(batch, batch_sharding(self._mesh))
-    return self._update.trace(self.abstract_state(), batch, *frozen, *constants)
+    return self._update.trace(self.abstract_state(), spread(batch, self._mesh), *frozen, *constants)

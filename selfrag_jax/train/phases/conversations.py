@@ -49,20 +49,20 @@ class ConversationPhase(LanguagePhase):
   ):
     super().__init__(name, model, config, config.lora, **start)
     self._config, self._size, self._pad = config, size, pad
-    self._rows: list[tuple[list[int], int]] = []  # each row's conversations, and the index after the last of them
+    self._packs: list[tuple[list[int], int]] = []  # each row's conversations, and the index after the last of them
     self._rendered = lru_cache(4 * config.batch_size)(render)
     if size is not None:
       self._check_lengths(render, size)
 
   def batch(self, step: int) -> Rows:
     """Render the conversations of a step: tokens, mask and segment ids, int32 / bool / int32 [B, T]."""
-    config = self._config
-    shape = (config.batch_size, config.max_tokens)
+    rows = self._rows(step, self._config.batch_size)
+    shape = (len(rows), self._config.max_tokens)
     tokens = np.full(shape, self._pad, np.int32)
     mask, segment_ids = np.zeros(shape, bool), np.zeros(shape, np.int32)
-    for row in range(config.batch_size):
+    for row, number in enumerate(rows):
       end = 0
-      for segment, index in enumerate(self.row(step * config.batch_size + row), 1):
+      for segment, index in enumerate(self.row(number), 1):
         ids, written = self._rendered(index)
         inside = slice(end, end + len(ids))
         tokens[row, inside], mask[row, inside], segment_ids[row, inside] = ids, written, segment
@@ -73,9 +73,9 @@ class ConversationPhase(LanguagePhase):
     """Return the conversations of a row, counted over the whole training: a function of the seed and the row."""
     if self._size is None:  # rows begin so far apart that they cannot overlap
       return self._packed(row * self._config.max_tokens)[0]
-    while len(self._rows) <= row:  # every epoch is shown in full: a row begins where the previous one ended
-      self._rows.append(self._packed(self._rows[-1][1] if self._rows else 0))
-    return self._rows[row][0]
+    while len(self._packs) <= row:  # every epoch is shown in full: a row begins where the previous one ended
+      self._packs.append(self._packed(self._packs[-1][1] if self._packs else 0))
+    return self._packs[row][0]
 
   def _packed(self, index: int) -> tuple[list[int], int]:
     """Return the conversations from `index` on that fit into a row, and the index after them (next-fit packing)."""

@@ -19,7 +19,7 @@ import numpy as np
 from selfrag_jax.checked import Checked, Count, Natural, Positive, Range, Share, Weight
 from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.language_model import LMEncoder, read
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.mesh import check_batch, own_rows
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
@@ -90,26 +90,26 @@ class EncoderPhase(GradientPhase):
   def batch(self, step: int) -> dict[str, np.ndarray]:
     """Return tokens and lengths of queries [B, …] and of documents [B, 1 + n, …], and all relevant pairs (`known`)."""
     n = self._config.batch_size
-    found = self.task.examples(range(step * n, (step + 1) * n))
-    asked, asked_lengths = padded([self._queries[i] for i in found.queries], self._config.query_tokens)
-    flat, shape = found.documents.reshape(-1), found.documents.shape
+    every, own = self.task.examples(range(step * n, (step + 1) * n)), own_rows(self._mesh, n)
+    queries, documents = every.queries[own], every.documents[own]
+    asked, asked_lengths = padded([self._queries[i] for i in queries], self._config.query_tokens)
     batch = {
       "queries": asked,
       "query_lengths": asked_lengths,
-      "known": self.task.known(found.queries.tolist(), flat.tolist()),
+      "known": self.task.known(queries.tolist(), every.documents.reshape(-1).tolist()),
     }
     if self._config.trained == "queries":
-      return {**batch, "vectors": self._vectors[found.documents]}
-    shown, lengths = padded([self._documents[i] for i in flat], self._config.document_tokens)
-    return {**batch, "documents": shown.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
+      return {**batch, "vectors": self._vectors[documents]}
+    shown, lengths = padded([self._documents[i] for i in documents.reshape(-1)], self._config.document_tokens)
+    return {**batch, "documents": shown.reshape(*documents.shape, -1), "lengths": lengths.reshape(documents.shape)}
 
   @cached_property
   def _vectors(self) -> np.ndarray:
     """The documents' vectors before the training, f32 [N, D]."""
     return np.asarray(self._encoder(self.task.documents), np.float32)
 
-  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
-    return sum(int(batch[name].sum()) for name in ("lengths", "query_lengths") if name in batch)
+  def _count_tokens(self, batch: dict[str, Array]) -> Array:
+    return sum((batch[name].sum() for name in ("lengths", "query_lengths") if name in batch), jnp.zeros((), jnp.int32))
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     asking = self._encoder.query_params(params)

@@ -5,7 +5,7 @@ A step is one compiled program over a `MemoryState` that starts empty. Phase 2 (
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.checked import Count, Positive, Weight
+from selfrag_jax.mesh import own_rows
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.train.losses import info_nce
@@ -33,12 +34,12 @@ class MemoryPhaseConfig(BatchConfig):
 
 
 class MemoryPhase(GradientPhase):
-  """The phase. `contexts(step)` returns the data of a step, a function of the seed and the step."""
+  """The phase. `contexts(rows)` returns its data, contexts by their number in the whole training."""
 
   def __init__(
     self,
     name: str,
-    contexts: Callable[[int], ContextBatch],
+    contexts: Callable[[Sequence[int]], ContextBatch],
     reader: MemoryReader,
     config: MemoryPhaseConfig,
     **start: Unpack[Start],
@@ -49,12 +50,13 @@ class MemoryPhase(GradientPhase):
 
   def batch(self, step: int) -> ContextBatch:
     """Return the contexts of a step; a random share of the inputs, `memory_dropout`, sees no memory."""
-    batch = self._contexts(step)
-    rng = np.random.default_rng([self._seed, step])
-    return batch._replace(use_memory=rng.random(batch.lengths.shape) >= self._reader.config.memory_dropout)
+    n = self._config.batch_size
+    batch, own = self._contexts(self._rows(step, n)), own_rows(self._mesh, n)
+    drawn = np.random.default_rng([self._seed, step]).random((n, batch.lengths.shape[1]))
+    return batch._replace(use_memory=drawn[own] >= self._reader.config.memory_dropout)
 
-  def _count_tokens(self, batch: ContextBatch) -> int:
-    return int(batch.chunk_lengths.sum() + batch.lengths.sum())
+  def _count_tokens(self, batch: ContextBatch) -> Array:
+    return batch.chunk_lengths.sum() + batch.lengths.sum()
 
   def _loss(self, params: Params, batch: Any, *_: Any) -> LossSums:
     reader, gold = self._reader, gold_slots(batch)

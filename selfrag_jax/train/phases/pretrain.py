@@ -1,15 +1,17 @@
 """Language modelling on packed rows: every token is predicted from the tokens before it in its document."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.checked import Count, Weight
+from selfrag_jax.mesh import spread
 from selfrag_jax.model.config import ModelConfig, StepWork, flops_per_token
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.train.lora import LoRAConfig
@@ -39,16 +41,16 @@ class LanguagePhase(GradientPhase):
   ):
     config.check_mesh(start["mesh"], name)
     super().__init__(name, partial(init_params, model), config, lora, **start)
-    self._model = model
+    self._model, self._batch_size = model, config.batch_size
 
   def model_work(self) -> StepWork | None:
     if self._lora.rank:
       return None
-    rows, width = self.batch(0)["tokens"].shape
+    rows, width = self._batch_size, self.batch(0)["tokens"].shape[1]
     return StepWork(rows * width, 3.0 * rows * width * flops_per_token(self._model, width // 2))
 
-  def _count_tokens(self, batch: Rows) -> int:
-    return int(np.count_nonzero(batch["segment_ids"]))
+  def _count_tokens(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return jnp.count_nonzero(batch["segment_ids"])
 
   def _loss(self, params: Params, batch: dict[str, jax.Array], *_: Any) -> LossSums:
     return masked_lm_loss(self._model, params, batch)
@@ -60,7 +62,7 @@ class Pretrain(LanguagePhase):
   def __init__(
     self,
     name: str,
-    rows: Callable[[str, range], Rows],
+    rows: Callable[[str, Sequence[int]], Rows],
     model: ModelConfig,
     config: PretrainConfig,
     *,
@@ -69,18 +71,17 @@ class Pretrain(LanguagePhase):
     params: Params | None = None,
   ):
     super().__init__(name, model, config, mesh=mesh, seed=seed, params=params, evaluate=self._held_out_loss)
-    self._rows, self._config = rows, config
+    self._text, self._config = rows, config
     self._valid = jax.jit(lambda params, batch: masked_lm_loss(model, params, batch)[:2])
 
   def batch(self, step: int) -> Rows:
     """Return the rows of a step."""
-    n = self._config.batch_size
-    return self._rows("train", range(step * n, (step + 1) * n))
+    return self._text("train", self._rows(step, self._config.batch_size))
 
   def _held_out_loss(self, params: Params) -> Mapping[str, float]:
     """Return the mean loss of held-out tokens."""
     n, losses, weights = self._config.batch_size, 0.0, 0.0
-    for start in range(0, self._config.valid_rows, n):
-      loss, weight = self._valid(params, self._on_mesh(self._rows("valid", range(start, start + n))))
+    for number in range(-(-self._config.valid_rows // n)):
+      loss, weight = self._valid(params, spread(self._text("valid", self._rows(number, n)), self._mesh))
       losses, weights = losses + float(loss), weights + float(weight)
     return {"loss": losses / weights}

@@ -15,7 +15,7 @@ import numpy as np
 
 from selfrag_jax.checked import Checked, Count, Natural, Range, Share, Weight
 from selfrag_jax.generate.rollout import Rollout, RolloutConfig, search_width
-from selfrag_jax.mesh import check_batch
+from selfrag_jax.mesh import check_batch, gathered, own_rows, spread
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
@@ -24,7 +24,7 @@ from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
-from selfrag_jax.train.losses import Advantage, advantages, as_means_of, policy_loss
+from selfrag_jax.train.losses import Advantage, advantages, policy_loss
 from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
@@ -128,8 +128,11 @@ class Refrag(GradientPhase):
         f"reinforcement needs samples of the whole distribution, whose probabilities it moves; {sampling} cuts it: "
         "set temperature > 0, top_k 0 and top_p 1"
       )
-    if config.control == "permuted" and config.questions_per_step < 2:
-      raise ValueError("the control permuted takes the answers of another question: set rl.questions_per_step >= 2")
+    if config.control == "permuted" and len(own_rows(start["mesh"], config.questions_per_step)) < 2:
+      raise ValueError(
+        "the control permuted takes the answers of another question: each process needs two; set "
+        "rl.questions_per_step >= 2 for one process"
+      )
     super().__init__(name, partial(init_params, model), config, **start)
     self._model = model
     self._runner, self._config, self._rollout = runner, config, rollout
@@ -138,9 +141,9 @@ class Refrag(GradientPhase):
     self._reference = (start["params"],) if config.kl_weight else ()
 
   def batch(self, step: int) -> SearchBatch:
-    """Return the questions of a step, with the documents to search."""
+    """Return the questions of a step that this process asks, with the documents of all."""
     n = self._config.questions_per_step
-    return self._runner.task.batch("train", np.arange(step * n, (step + 1) * n))
+    return self._runner.questions("train", np.arange(step * n, (step + 1) * n))
 
   def step(self, state: TrainState, batch: SearchBatch) -> tuple[TrainState, Mapping[str, Any]]:
     """Roll the questions out, reward the rollouts, and update the state with them."""
@@ -157,19 +160,19 @@ class Refrag(GradientPhase):
       advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
       kept = np.where(shown.kept, differs, kept)
       shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
-    means = {"reward": float(rewards.mean()), "groups_kept": float(kept.mean()), **scores.means()}
-    means |= _likelihood(episodes.host, scores.exact_match)
-    tokens = self._count_tokens(episodes.host)
+    told: dict[str, np.ndarray] = {"reward": rewards, "groups_kept": kept, **scores._asdict()}
     columns = advantage.reshape(-1), np.repeat(kept, repeats), self._pulled(scores)
     if config.resample:
       again, of_again, missed = self._try_again(state.params, episodes, scores, key)
       experience = _stacked(_experience(episodes.host, *columns), _experience(again, *of_again))._replace(experts=shown)
-      means |= {"near_misses": float(missed.mean())}
-      tokens += self._count_tokens(again)
+      told["near_misses"] = missed
     else:
       experience = _experience(episodes.rollout, *columns, shown)
-    state, metrics = self._update(state, self._on_mesh(experience), *self._reference)
-    return state, {**metrics, **means, "tokens": tokens}
+    spread_out = spread(experience, self._mesh)
+    state, metrics = self._update(state, spread_out, *self._reference)
+    told, right = gathered((told, _right_tokens(episodes.host, scores.exact_match)), self._mesh)
+    means = {name: float(values.mean()) for name, values in told.items()} | _likelihood(*right)
+    return state, {**metrics, **means, "tokens": self._count(spread_out)}
 
   def _pulled(self, scores: Scores) -> np.ndarray | None:
     return None if self._config.kl_on == "all" else scores.exact_match == 0
@@ -235,14 +238,17 @@ class Refrag(GradientPhase):
     tokens, lengths = rows(ids)
     return Experts(zeros, fits, lengths, rows(masks)[0].astype(bool), tokens)
 
-  def _count_tokens(self, batch: Rollout) -> int:
-    return int(batch.lengths.sum())
+  def _count_tokens(self, batch: Experience) -> Array:
+    return batch.lengths.sum()
 
   def _rewards(self, episodes: Episodes, scores: Scores) -> np.ndarray:
     config = self._config
     if config.control == "random_reward":
-      rng = np.random.default_rng([self._seed, int(episodes.batch.indices[0])])
-      return rng.integers(2, size=len(episodes.transcripts)).astype(np.float32)
+      drawn = [
+        np.random.default_rng([self._seed, int(index)]).integers(2, size=episodes.repeats)
+        for index in episodes.batch.indices
+      ]
+      return np.concatenate(drawn).astype(np.float32)
     if config.control == "permuted":
       order = np.roll(np.arange(len(episodes.batch.answers)), 1)
       scores = self._runner.score(episodes._replace(batch=permuted(episodes.batch, order)))
@@ -284,17 +290,20 @@ def _stacked(one: Any, other: Any) -> Any:
   return jax.tree.map(lambda *rows: np.concatenate(rows), one, other)
 
 
-def _likelihood(rollout: Rollout, exact_match: np.ndarray) -> dict[str, float]:
-  """Return the mean log-probability of a sampled token of the rollouts that answer right; nothing if none does."""
+def _right_tokens(rollout: Rollout, exact_match: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Sum the log-probabilities of each rollout's sampled tokens, and count them, if it answers right; [B] each."""
   counted = rollout.sampled & (exact_match > 0)[:, None]
-  return {"right_log_prob": float(rollout.log_probs[counted].mean())} if counted.any() else {}
+  return np.where(counted, np.asarray(rollout.log_probs), 0).sum(axis=1), np.asarray(counted.sum(axis=1))
+
+
+def _likelihood(sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+  """Return the mean log-probability of a sampled token of the rollouts that answer right; nothing if none does."""
+  return {"right_log_prob": float(sums.sum() / counts.sum())} if counts.any() else {}
 
 
 def _added(sums: LossSums, others: LossSums) -> LossSums:
-  """Add losses; the metrics stay means over the tokens of the first."""
-  weight = sums.weight + others.weight
-  metrics = {name: as_means_of(value, sums.weight, weight) for name, value in sums.metrics.items()}
-  return LossSums(sums.loss + others.loss, weight, metrics)
+  """Add losses; the metrics are those of the first."""
+  return LossSums(sums.loss + others.loss, sums.weight + others.weight, sums.metrics)
 
 
 def _experience(rollout: Rollout, advantages: Any, kept: Any, pulled: Any, experts: Any = None) -> Experience:

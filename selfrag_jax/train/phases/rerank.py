@@ -55,16 +55,15 @@ class RerankPhase(GradientPhase):
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
     """Return tokens int32 [B, 1 + n, T] and lengths [B, 1 + n] of pairs, that of the relevant document first."""
-    n = self._config.batch_size
-    found = self.task.examples(range(step * n, (step + 1) * n))
+    found = self.task.examples(self._rows(step, self._config.batch_size))
     texts = [self._documents[i] for i in found.documents.reshape(-1)]
     queries = [self._queries[i] for i in np.repeat(found.queries, found.documents.shape[1])]
     tokens, lengths = padded(join_pairs(queries, texts, self._encoder), self._config.tokens)
     shape = found.documents.shape
     return {"tokens": tokens.reshape(*shape, -1), "lengths": lengths.reshape(shape)}
 
-  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
-    return int(batch["lengths"].sum())
+  def _count_tokens(self, batch: dict[str, Array]) -> Array:
+    return batch["lengths"].sum()
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     shape = batch["lengths"].shape

@@ -65,10 +65,9 @@ class RewardModelPhase(GradientPhase):
 
   def batch(self, step: int) -> dict[str, np.ndarray]:
     """Return tokens int32 [B, 2, T] and lengths [B, 2] of pairs, the chosen conversation first."""
-    n, width = self._config.batch_size, self._config.max_tokens
-    rows = [ids for row in range(step * n, (step + 1) * n) for ids in self._fitting(row)]
-    tokens, lengths = pad_rows(rows, width)
-    return {"tokens": tokens.reshape(n, 2, width), "lengths": lengths.reshape(n, 2)}
+    pairs = [self._fitting(row) for row in self._rows(step, self._config.batch_size)]
+    tokens, lengths = pad_rows([ids for pair in pairs for ids in pair], self._config.max_tokens)
+    return {"tokens": tokens.reshape(len(pairs), 2, -1), "lengths": lengths.reshape(-1, 2)}
 
   def metadata(self) -> dict[str, Any]:
     return {**super().metadata(), "head": "reward"}
@@ -92,8 +91,8 @@ class RewardModelPhase(GradientPhase):
     if too_long:
       logging.warning("%d of %d preference pairs exceed %s.max_tokens: left out", too_long, size, self.name)
 
-  def _count_tokens(self, batch: dict[str, np.ndarray]) -> int:
-    return int(batch["lengths"].sum())
+  def _count_tokens(self, batch: dict[str, Array]) -> Array:
+    return batch["lengths"].sum()
 
   def _loss(self, params: Params, batch: dict[str, Array], *_: Any) -> LossSums:
     tokens, lengths = batch["tokens"], batch["lengths"]
