@@ -95,11 +95,12 @@ def phases(mesh, accumulate: int = 1) -> dict[str, Callable[[], GradientPhase]]:
     config = SFTConfig(**size, max_tokens=64, lora=LoRAConfig(rank=2))
     return SFT("lora", SEARCH, search, config, max_hops=2, **start | {"params": params_of(search)})
 
-  def memory() -> MemoryPhase:
-    settings = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
+  def memory(name: str, contrastive_weight: float) -> MemoryPhase:
+    weight = {"contrastive_weight": contrastive_weight}
+    settings = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, **weight)
     reader = MemoryReader(facts, settings, memory_tokens(FACTS.tokenizer), mesh)
     contexts = lambda indices: of_facts(FACTS.lists("train", indices, 3))
-    return MemoryPhase("memory", contexts, reader, MemoryPhaseConfig(**size), **start | {"params": params_of(facts)})
+    return MemoryPhase(name, contexts, reader, MemoryPhaseConfig(**size), **start | {"params": params_of(facts)})
 
   def reward_model() -> RewardModelPhase:
     return RewardModelPhase("reward_model", pair, None, plain, RewardModelConfig(**size, max_tokens=12), **start)
@@ -115,7 +116,8 @@ def phases(mesh, accumulate: int = 1) -> dict[str, Callable[[], GradientPhase]]:
     "pretrain": pretrain,
     "sft": sft,
     "lora": lora,
-    "memory": memory,
+    "memory": lambda: memory("memory", 0.5),
+    "memory_reading": lambda: memory("memory_reading", 0.0),
     "reward_model": reward_model,
     "rerank": rerank,
     "encoder": lambda: encoding(mesh, ROWS // accumulate if accumulate > 1 else 0),

@@ -25,7 +25,11 @@ from selfrag_jax.typing import Array, Params
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPhaseConfig(BatchConfig):
-  """Training with memory: contexts are remembered, and inputs need them."""
+  """Training with memory: contexts are remembered, and inputs need them.
+
+  With `accumulate` the chunks of a micro-batch are contrasted with each other alone: the reading stays that of the
+  whole batch, the contrastive loss has fewer negatives.
+  """
 
   steps: Count = 300
   batch_size: Count = 8  # contexts, each with its own memory
