@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from selfrag_jax.encoders.base import MINILM, TextEncoder
 from selfrag_jax.model.config import MAX_LAYERS, MAX_PARAMS, MAX_SIZE, unfit, unfit_size
 from selfrag_jax.model.hub import locate, package_folder
-from selfrag_jax.model.layers import linear
+from selfrag_jax.model.layers import accumulation_dtype, linear
 from selfrag_jax.model.pooling import unit
 from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, check_export, export_folder, open_safetensors, read_weight
 from selfrag_jax.ragged import length_mask
@@ -103,7 +103,8 @@ class Bert(nn.Module):
     if not c.labels:
       return x
     pooled = jnp.tanh(dense(c.d_model, "pooler", "embed", None)(x[:, 0]))
-    return dense(c.labels, "head", "embed", None)(pooled).astype(jnp.float32)  # scores are compared, so not rounded
+    scores = dense(c.labels, "head", "embed", None)(pooled)
+    return scores.astype(accumulation_dtype(scores.dtype))  # they are compared, so not rounded
 
 
 def init_bert(config: BertConfig, key: PRNGKey) -> Params:

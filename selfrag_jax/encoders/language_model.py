@@ -16,6 +16,7 @@ from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.likelihood import CHUNK, log_probs_of_states
 from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
@@ -184,9 +185,9 @@ class LMEncoder(TextEncoder):
     return self.standardised(params, pooled(self.config, params["model"], tokens_BxT, lengths_B), lengths_B)
 
   def standardised(self, params: Params, vectors_BxD: Array, lengths_B: ArrayLike) -> Array:
-    """Turn the vectors of `read` into unit vectors, f32 [B, 2 D]."""
+    """Turn the vectors of `read` into unit vectors, in at least float32, [B, 2 D]."""
     standard = (vectors_BxD - params["mean"][None]) * params["scale"][None]
-    return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(jnp.float32))
+    return unit(jnp.where(jnp.asarray(lengths_B)[:, None] > 0, standard, 0).astype(accumulation_dtype(standard.dtype)))
 
   def _rounded(self, length: int) -> int:
     # a program takes seconds to compile, longer than to read the pads

@@ -67,6 +67,10 @@ def params_of(config: ModelConfig) -> dict:
   return nn.unbox(init_params(config, jax.random.key(0)))
 
 
+def in_float64(params: dict) -> dict:
+  return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+
+
 def rows(split: str, indices) -> dict[str, np.ndarray]:
   """Text of two documents a row, with padding."""
   tokens = np.stack([np.random.default_rng([split == "valid", i]).integers(0, 255, 24) for i in indices])
@@ -107,7 +111,7 @@ def phases(mesh, accumulate: int = 1) -> dict[str, Callable[[], GradientPhase]]:
 
   def rerank() -> RerankPhase:
     bert = BertConfig(WORDS.vocab_size, 32, 2, 4, 64, 16, max_tokens=16, dtype="float64", labels=1)
-    params = jax.tree.map(lambda x: x.astype(jnp.float64), nn.unbox(init_bert(bert, jax.random.key(1))))
+    params = in_float64(nn.unbox(init_bert(bert, jax.random.key(1))))
     config = RerankPhaseConfig(**size, negatives=3, depth=8, tokens=16)
     cross = CrossEncoder(bert, params, WORDS)
     return RerankPhase("rerank", RankingTask(JUDGED, 3, mined=8), cross, config, **start | {"params": params})
@@ -132,7 +136,7 @@ def encoding(mesh, chunk: int) -> EncoderPhase:
   config = EncoderPhaseConfig(
     steps=STEPS, batch_size=ROWS, query_tokens=16, document_tokens=24, language_weight=0.5, chunk=chunk
   )
-  start = {"mesh": mesh, "seed": 3, "params": encoder.params, "evaluate": lambda _: {}}
+  start = {"mesh": mesh, "seed": 3, "params": in_float64(encoder.params), "evaluate": lambda _: {}}
   return EncoderPhase("encoder", RankingTask(JUDGED, 1), encoder, config, **start)
 
 
@@ -145,8 +149,8 @@ def reinforced(mesh, accumulate: int) -> Refrag:
   params["params"]["unembed"] = head.at[SEARCH.tokenizer.special["<|search_start|>"]].set(beginning)
   runner = RolloutRunner(SEARCH, config, MemoryConfig(d_embed=32), mesh)
   rl = RLConfig(
-    steps=1, questions_per_step=ROWS, rollouts_per_question=4, resample=2, experts=True, kl_weight=0.1,
-    accumulate=accumulate,
+    steps=1, questions_per_step=ROWS, rollouts_per_question=4, advantage="reinforce", resample=2, experts=True,
+    kl_weight=0.1, accumulate=accumulate,
   )  # fmt: skip
   return Refrag("rl", runner, config, rl, ROLLOUT, mesh=mesh, seed=3, params=params, evaluate=lambda _: {})
 

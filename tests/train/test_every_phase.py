@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x2x2": (2, 2, 2)}
 EVERY = ("pretrain", "sft", "lora", "memory", "memory_reading", "reward_model", "rerank", "encoder", "rl")
-FLOAT32 = ("rerank", "encoder")  # some of what they compute is never wider
 QUICK = ("sft", "rl")  # the others compile for minutes
 
 
@@ -32,11 +31,11 @@ def on_one_device(name: str) -> list[dict[str, float]]:
     return results(ONE, [name])[name]
 
 
-def same(found: list[dict[str, float]], expected: list[dict[str, float]], bound: float) -> None:
+def same(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
   """Compare each metric of each step, relative to its size: those of 0 have rounding errors of sums of ones."""
   assert len(found) == len(expected)
   for step, (one, other) in enumerate(zip(found, expected, strict=True)):
-    assert one == pytest.approx(other, rel=bound, abs=bound), step
+    assert one == pytest.approx(other, rel=1e-9, abs=1e-9), step
 
 
 # the loss and its gradient reach the next step through every parameter: what holds for 20 steps holds for the weights
@@ -45,7 +44,7 @@ def same(found: list[dict[str, float]], expected: list[dict[str, float]], bound:
 def test_a_mesh_learns_what_one_device_learns(name, sizes):
   with jax.enable_x64(True):
     found = results(make_mesh(*sizes), [name])
-  same(found[name], on_one_device(name), 1e-3 if name in FLOAT32 else 1e-9)
+  same(found[name], on_one_device(name))
 
 
 # the contrastive loss of `memory` is among the chunks of a micro-batch, see `MemoryPhaseConfig`
@@ -56,7 +55,7 @@ def test_micro_batches_learn_what_a_batch_learns(name):
   steps, expected = found[name], on_one_device(name)
   if name == "memory_reading":
     steps, expected = ([without_contrast(step) for step in of] for of in (steps, expected))
-  same(steps, expected, 1e-3 if name in FLOAT32 else 1e-9)
+  same(steps, expected)
 
 
 def without_contrast(metrics: dict[str, float]) -> dict[str, float]:
@@ -89,4 +88,4 @@ def train_in_processes(folder: Path, n: int, names: list[str] | tuple[str, ...])
 def test_two_processes_learn_what_one_learns(names, tmp_path):
   found = train_in_processes(tmp_path, 2, names)
   for name in names:
-    same(found[name], on_one_device(name), 1e-3 if name in FLOAT32 else 1e-9)
+    same(found[name], on_one_device(name))

@@ -153,10 +153,10 @@ class Refrag(GradientPhase):
     scores = self._runner.score(episodes)
     rewards = self._rewards(episodes, scores)
     groups, shown = rewards.reshape(-1, repeats), None
-    advantage, kept = advantages(groups, config.advantage)
+    advantage, kept = self._advantages(groups)
     if config.experts:
       shown = self._demonstrations(batch.indices, episodes.host.tokens.shape[1])
-      with_one, differs = advantages(np.append(groups, np.ones_like(groups[:, :1]), axis=1), config.advantage)
+      with_one, differs = self._advantages(np.append(groups, np.ones_like(groups[:, :1]), axis=1))
       advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
       kept = np.where(shown.kept, differs, kept)
       shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
@@ -168,11 +168,18 @@ class Refrag(GradientPhase):
       told["near_misses"] = missed
     else:
       experience = _experience(episodes.rollout, *columns, shown)
-    spread_out = spread(experience, self._mesh)
-    state, metrics = self._update(state, spread_out, *self._reference)
+    rows = spread(experience, self._mesh)
+    state, metrics = self._update(state, rows, *self._reference)
     told, right = gathered((told, _right_tokens(episodes.host, scores.exact_match)), self._mesh)
     means = {name: float(values.mean()) for name, values in told.items()} | _likelihood(*right)
-    return state, {**metrics, **means, "tokens": self._count(spread_out)}
+    return state, {**metrics, **means, "tokens": self._count(rows)}
+
+  def _advantages(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute those of this process's questions; the mean that `reinforce` subtracts is of all processes' rollouts."""
+    every = gathered(groups, self._mesh)
+    own = own_rows(self._mesh, len(every))
+    advantage, kept = advantages(every, self._config.advantage)
+    return advantage[own], kept[own]
 
   def _pulled(self, scores: Scores) -> np.ndarray | None:
     return None if self._config.kl_on == "all" else scores.exact_match == 0
@@ -193,7 +200,7 @@ class Refrag(GradientPhase):
     )
     whole = as_whole(episodes, rows, again, runner.control)
     scored = runner.score(whole)
-    advantage, kept = advantages(self._rewards(whole, scored).reshape(-1, config.resample), config.advantage)
+    advantage, kept = self._advantages(self._rewards(whole, scored).reshape(-1, config.resample))
     columns = advantage.reshape(-1), np.repeat(kept & missed, config.resample), self._pulled(scored)
     return again.host, columns, missed
 
