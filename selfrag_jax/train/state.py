@@ -92,6 +92,26 @@ def _mean(metric: Array | Mean, weight: Array) -> Array:
   return metric.total / jnp.maximum(metric.weight, 1) if isinstance(metric, Mean) else metric / weight
 
 
+def micro_batches(batch: Any, n: int) -> Any:
+  """Split the rows of a batch into `n` parts along a new first axis.
+
+  A part has rows of every device: the axis of the batch stays split over them.
+  """
+  return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x) // n, n, *x.shape[1:]), 1, 0), batch)
+
+
+def by_micro_batch(read: Callable[[Params, Any], Any], params: Params, batch: Any, n: int) -> Any:
+  """Return the arrays of `read(params, batch)`, which have a row for each row of the batch, read in `n` parts.
+
+  The activations of a part are computed again for the gradient: they do not bound the batch, and a loss among all of
+  its rows has the exact gradient. This is gradient caching (arXiv 2101.06983) by rematerialisation.
+  """
+  if n == 1:
+    return read(params, batch)
+  of_parts = jax.lax.map(jax.checkpoint(lambda rows: read(params, rows)), micro_batches(batch, n))
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), of_parts)
+
+
 def make_update(
   loss: Callable[..., LossSums],
   optimizer: optax.GradientTransformation,
@@ -100,8 +120,8 @@ def make_update(
 ) -> jax.stages.Wrapped:
   """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
 
-  `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the batch is split along its first axis and the
-  sums of the micro-batches are added before the one division. `shardings` are those of the state before and after: the
+  `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the sums of micro-batches are added
+  before the one division. `shardings` are those of the state before and after: the
   compiler alone might choose others, and the next step would have to be compiled for them.
   """
 
@@ -117,7 +137,7 @@ def make_update(
     if accumulate == 1:
       sums, grads = sums_and_grads(state.params, batch, *constants)
     else:
-      micro = jax.tree.map(lambda x: x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:]), batch)
+      micro = micro_batches(batch, accumulate)
       one = lambda xs: sums_and_grads(state.params, xs, *constants)
       zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, jax.tree.map(lambda x: x[0], micro)))
       (sums, grads), _ = jax.lax.scan(lambda total, xs: (jax.tree.map(jnp.add, total, one(xs)), None), zeros, micro)

@@ -99,12 +99,11 @@ def phases(mesh, accumulate: int = 1) -> dict[str, Callable[[], GradientPhase]]:
     config = SFTConfig(**size, max_tokens=64, lora=LoRAConfig(rank=2))
     return SFT("lora", SEARCH, search, config, max_hops=2, **start | {"params": params_of(search)})
 
-  def memory(name: str, contrastive_weight: float) -> MemoryPhase:
-    weight = {"contrastive_weight": contrastive_weight}
-    settings = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, **weight)
+  def memory() -> MemoryPhase:
+    settings = SelfRAGConfig(top_k=3, chunk_size=8, order="position", memory_dropout=0.3, contrastive_weight=0.5)
     reader = MemoryReader(facts, settings, memory_tokens(FACTS.tokenizer), mesh)
     contexts = lambda indices: of_facts(FACTS.lists("train", indices, 3))
-    return MemoryPhase(name, contexts, reader, MemoryPhaseConfig(**size), **start | {"params": params_of(facts)})
+    return MemoryPhase("memory", contexts, reader, MemoryPhaseConfig(**size), **start | {"params": params_of(facts)})
 
   def reward_model() -> RewardModelPhase:
     return RewardModelPhase("reward_model", pair, None, plain, RewardModelConfig(**size, max_tokens=12), **start)
@@ -120,21 +119,19 @@ def phases(mesh, accumulate: int = 1) -> dict[str, Callable[[], GradientPhase]]:
     "pretrain": pretrain,
     "sft": sft,
     "lora": lora,
-    "memory": lambda: memory("memory", 0.5),
-    "memory_reading": lambda: memory("memory_reading", 0.0),
+    "memory": memory,
     "reward_model": reward_model,
     "rerank": rerank,
-    "encoder": lambda: encoding(mesh, ROWS // accumulate if accumulate > 1 else 0),
+    "encoder": lambda: encoding(mesh, accumulate),
     "rl": lambda: reinforced(mesh, accumulate),
   }
 
 
-def encoding(mesh, chunk: int) -> EncoderPhase:
-  """Make the phase whose batches are split into chunks in place of micro-batches."""
+def encoding(mesh, accumulate: int) -> EncoderPhase:
   encoder = LMEncoder(model(BYTES.vocab_size), params_of(model(BYTES.vocab_size)), BYTES)
   encoder.fit([document.content for document in JUDGED.documents])
   config = EncoderPhaseConfig(
-    steps=STEPS, batch_size=ROWS, query_tokens=16, document_tokens=24, language_weight=0.5, chunk=chunk
+    steps=STEPS, batch_size=ROWS, query_tokens=16, document_tokens=24, language_weight=0.5, accumulate=accumulate
   )
   start = {"mesh": mesh, "seed": 3, "params": in_float64(encoder.params), "evaluate": lambda _: {}}
   return EncoderPhase("encoder", RankingTask(JUDGED, 1), encoder, config, **start)

@@ -17,7 +17,7 @@ from tests.train.every_phase import results
 ROOT = Path(__file__).resolve().parents[2]
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x2x2": (2, 2, 2)}
-EVERY = ("pretrain", "sft", "lora", "memory", "memory_reading", "reward_model", "rerank", "encoder", "rl")
+EVERY = ("pretrain", "sft", "lora", "memory", "reward_model", "rerank", "encoder", "rl")
 QUICK = ("sft", "rl")  # the others compile for minutes
 
 
@@ -47,19 +47,11 @@ def test_a_mesh_learns_what_one_device_learns(name, sizes):
   same(found[name], on_one_device(name))
 
 
-# the contrastive loss of `memory` is among the chunks of a micro-batch, see `MemoryPhaseConfig`
-@pytest.mark.parametrize("name", [p for p in names(*QUICK) if p.values != ("memory",)])
+@pytest.mark.parametrize("name", names(*QUICK, "memory"))
 def test_micro_batches_learn_what_a_batch_learns(name):
   with jax.enable_x64(True):
     found = results(ONE, [name], accumulate=4)
-  steps, expected = found[name], on_one_device(name)
-  if name == "memory_reading":
-    steps, expected = ([without_contrast(step) for step in of] for of in (steps, expected))
-  same(steps, expected)
-
-
-def without_contrast(metrics: dict[str, float]) -> dict[str, float]:
-  return {name: value for name, value in metrics.items() if name not in ("contrastive_loss", "recall_at_1")}
+  same(found[name], on_one_device(name))
 
 
 def train_in_processes(folder: Path, n: int, names: list[str] | tuple[str, ...]) -> dict[str, list[dict[str, float]]]:

@@ -61,19 +61,19 @@ def first_step(phase):
   return jax.device_get(state.params), {name: float(value) for name, value in metrics.items()}
 
 
-def test_chunks_and_devices_change_nothing(data, encoder):
+def test_micro_batches_and_devices_change_nothing(data, encoder):
   params, metrics = first_step(encoder_phase(data, encoder))
   assert metrics["loss"] > 1
-  for options in ({"chunk": 2}, {"devices": 4}, {"chunk": 4, "devices": 2}):
+  for options in ({"accumulate": 4}, {"devices": 4}, {"accumulate": 2, "devices": 2}):
     other, found = first_step(encoder_phase(data, encoder, **options))
     assert found == pytest.approx(metrics, rel=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params, other)
 
 
-def test_chunks_need_less_memory(data, encoder):
+def test_micro_batches_need_less_memory(data, encoder):
   sizes = []
-  for chunk in (0, 4):
-    phase = encoder_phase(data, encoder, chunk=chunk, batch_size=64)
+  for accumulate in (1, 16):
+    phase = encoder_phase(data, encoder, accumulate=accumulate, batch_size=64)
     with jax.set_mesh(phase._mesh):
       [program] = phase.trace().values()
       sizes.append(program.lower().compile().memory_analysis().temp_size_in_bytes)
@@ -227,14 +227,14 @@ def test_a_language_model_learns_to_embed_and_to_write(data, lm_encoder):
   assert accuracy["both"] > accuracy["text"]
 
 
-def test_chunks_change_neither_loss_nor_gradient_of_embedding_and_writing(data, lm_encoder):
+def test_micro_batches_change_neither_loss_nor_gradient_of_embedding_and_writing(data, lm_encoder):
   options = {"query_tokens": 24, "document_tokens": 20, "batch_size": 8, "language_weight": 0.5}
-  whole, chunked = (encoder_phase(data, lm_encoder, **options, chunk=chunk) for chunk in (0, 4))
+  whole, parts = (encoder_phase(data, lm_encoder, **options, accumulate=n) for n in (1, 2))
   batch = whole.batch(0)
   loss = lambda phase: lambda params: phase._loss(params, batch).loss
   gradient = lambda phase: jax.jit(jax.value_and_grad(loss(phase)))(lm_encoder.params)
   with jax.set_mesh(whole._mesh):
-    (a, da), (b, db) = gradient(whole), gradient(chunked)
+    (a, da), (b, db) = gradient(whole), gradient(parts)
   assert float(a) == pytest.approx(float(b), rel=1e-5)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), da, db)
 

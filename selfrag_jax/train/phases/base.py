@@ -83,6 +83,7 @@ class GradientPhase(abc.ABC):
   """
 
   best_metric: str | None = None
+  contrasts_rows = False  # True: the loss needs the whole batch, and itself reads it `by_micro_batch`
 
   def __init__(self, name: str, init: Init, config: PhaseConfig, lora: LoRAConfig = FULL, **start: Unpack[Start]):
     self.name, self.total_steps = name, config.steps
@@ -93,7 +94,8 @@ class GradientPhase(abc.ABC):
     loss = loss_of_updates(self._loss, lora) if lora.rank else self._loss
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(self._init, self._optimizer, self._mesh)
-    self._update = make_update(loss, self._optimizer, config.accumulate, shardings)
+    accumulate = 1 if self.contrasts_rows else config.accumulate
+    self._update = make_update(loss, self._optimizer, accumulate, shardings)
     self._count = jax.jit(self._count_tokens)
 
   def abstract_state(self) -> TrainState:
