@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 from flax.linen import spmd
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -78,7 +78,8 @@ class MeshConfig(Checked):
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
   """Make the mesh of the devices (None: all); one size may be -1, for all remaining devices.
 
-  Raises ValueError if the sizes do not fit the devices.
+  Slices of TPUs, between which only a slow network lies, share the axis `data`. Raises ValueError if the sizes do not
+  fit the devices.
   """
   devices = list(devices or _ABSENT.get() or jax.devices())
   sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
@@ -92,7 +93,16 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     sizes[left[0]] = len(devices) // known
   if math.prod(sizes.values()) != len(devices):
     raise ValueError(f"mesh {sizes} has {math.prod(sizes.values())} places for {len(devices)} devices")
-  return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+  n_slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if sizes["data"] % n_slices:
+    raise ValueError(f"mesh {sizes} on {n_slices} slices: data = {sizes['data']} is not divisible by their number")
+  of_slice = sizes["data"] // n_slices, sizes["fsdp"], sizes["tensor"]
+  split = {"allow_split_physical_axes": True}  # an axis need not follow the axes of the hardware, such as 8 x 8 x 4
+  if n_slices > 1:
+    placed = mesh_utils.create_hybrid_device_mesh(of_slice, (n_slices, 1, 1), devices, **split)
+  else:
+    placed = mesh_utils.create_device_mesh(of_slice, devices, **split)
+  return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_shards(mesh: Mesh) -> int:

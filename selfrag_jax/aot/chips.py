@@ -50,14 +50,18 @@ _H100 = """gpu_device_info {
 def topology(name: str) -> tuple[Chip, Sequence[Any]]:
   """Return the chip and the devices of a topology such as `v5e:4x4` or `h100:8`; they need not exist.
 
-  Raises ValueError for an unknown one, with those that there are, and ImportError with what to install.
+  `v5e:16x16*2` are two slices of TPUs with a slower network between them. Raises ValueError for an unknown one, with
+  those that there are, and ImportError with what to install.
   """
   kind, _, shape = name.partition(":")
   if kind not in CHIPS:
     raise ValueError(f"no topology {name!r}: it is a chip and a shape such as v5e:4x4; chips are {', '.join(CHIPS)}")
+  is_gpu = kind == "h100"
+  shape, _, slices = shape.partition("*")
   if shape not in SHAPES[kind].split():
     raise ValueError(f"no topology {name!r}; {kind} has the shapes {SHAPES[kind]}")
-  is_gpu = kind == "h100"
+  if slices and (is_gpu or not (slices.isascii() and slices.isdigit() and 1 < int(slices[:4]) <= 64)):
+    raise ValueError(f"no topology {name!r}: behind the * stands the number of slices of TPUs, from 2 to 64")
   plugins = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if is_gpu else ("libtpu",)
   if not any(_is_installed(plugin) for plugin in plugins):
     raise ImportError(f"{plugins[0]}, the compiler for {kind}, is not installed: pip install 'jax[{_EXTRAS[is_gpu]}]'")
@@ -69,7 +73,8 @@ def topology(name: str) -> tuple[Chip, Sequence[Any]]:
   for variable, value in _NO_TPU.items():
     os.environ.setdefault(variable, value)
   host = {"chips_per_host_bounds": (1, 1, 1)} if shape == "1x1" else {}  # others have four chips
-  return CHIPS[kind], topologies.get_topology_desc(platform="tpu", topology_name=name, **host).devices
+  host |= {"num_slices": int(slices)} if slices else {}
+  return CHIPS[kind], topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}", **host).devices
 
 
 def _is_installed(module: str) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +34,7 @@ class Program(NamedTuple):
   results: int
   seconds: float  # that it took to compile
   text: str  # of its HLO
-  work: flops.Work  # of all devices together
+  work: flops.Work  # FLOPs of all devices together
   useful: StepWork | None = None  # of the model, without any recomputation
 
   @property
@@ -63,6 +64,12 @@ def compile_phases(phases: Mapping[str, Traceable]) -> list[Program]:
       results = memory.output_size_in_bytes - memory.alias_size_in_bytes
       sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
       seconds = time.monotonic() - started
-      work, useful = flops.count(traced.jaxpr), phase.model_work() if program == "update" else None
-      programs.append(Program(f"{name} {program}", *sizes, seconds, compiled.as_text() or "", work, useful))
+      text, useful = compiled.as_text() or "", phase.model_work() if program == "update" else None
+      programs.append(Program(f"{name} {program}", *sizes, seconds, text, _work(traced, _parse(text)), useful))
   return programs
+
+
+def _work(traced: jax.stages.Traced, module: Module) -> flops.Work:
+  """Count what the compiled program computes, on all devices, and in kernels what the traced one asks for."""
+  of_devices = {path: module.n_devices * work for path, work in flops.compiled(module).items()}
+  return flops.count(traced.jaxpr, kernels_alone=True) + Counter(of_devices)

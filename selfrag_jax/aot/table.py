@@ -41,6 +41,7 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
       "fits": not advice(program, chip),
       "compile_seconds": round(program.seconds, 1),
       "flops": dict(program.work),
+      "model": program.useful and program.useful._asdict(),
       "seconds": {path: bound._asdict() for path, bound in bounds(program, mesh, chip).items()},
       "mfu": dict(zip(("overlapped", "in_turn"), utilization(program, mesh, chip) or (), strict=False)),
       "tokens_per_second": dict(zip(("overlapped", "in_turn"), speed(program, mesh, chip) or (), strict=False)),
@@ -66,6 +67,11 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
       rates = [f"{tokens:.3g}" for tokens in speed(program, mesh, chip) or ()]
       said = [f"{share:.0%}, {rate} tokens/s" for share, rate in zip(utilized, rates, strict=True)]
       print(f"  MFU at most {said[0]}; {said[1]} if nothing is computed while something is sent")
+    if program.useful:
+      tokens = program.useful.tokens
+      print(
+        f"  FLOPs a token: {program.useful.flops / tokens:.3g} of the model, {program.work[''] / tokens:.3g} compiled"
+      )
     rows = traffic(program, mesh)
     if not rows:
       print("  sends nothing")

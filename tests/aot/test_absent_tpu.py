@@ -106,3 +106,10 @@ def test_the_search_gathers_queries_and_candidates_never_the_memory(programs):
   arrays = gathered(programs["rollout"])
   assert {size for _, size, shape in arrays if D_EMBED in shape} == {ROWS * D_EMBED}
   assert {dtype for dtype, size, _ in arrays if size == ROWS * SHARDS} == {"f32", "s32"}
+
+
+def test_axes_need_not_follow_those_of_the_hardware_and_slices_share_the_batch():
+  assert make_mesh(16, 16, 1, topology("v5p:8x8x4")[1]).shape == {"data": 16, "fsdp": 16, "tensor": 1}
+  mesh = make_mesh(-1, 8, 1, topology("v5e:4x4*2")[1])
+  assert mesh.shape == {"data": 4, "fsdp": 8, "tensor": 1}
+  assert [{device.slice_index for device in row.flat} for row in mesh.devices] == [{0}, {0}, {1}, {1}]

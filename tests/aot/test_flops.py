@@ -1,12 +1,16 @@
-"""FLOPs of traced programs against those that are counted by hand, and against the formula of the model."""
+"""FLOPs of traced and compiled programs against those counted by hand, and against the formula of the model."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.aot.flops import count
+from selfrag_jax.aot.chips import topology
+from selfrag_jax.aot.flops import compiled, count
+from selfrag_jax.aot.hlo import parse
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig, flops_per_token
 from selfrag_jax.model.lm import LM, init_params
@@ -59,3 +63,71 @@ def test_a_model_asks_for_what_its_formula_says(pattern):
   assert count(jax.jit(forward).trace(params, tokens).jaxpr).total() == pytest.approx(expected, rel=0.06)
   gradient = count(jax.jit(jax.grad(forward)).trace(params, tokens).jaxpr).total()
   assert gradient == pytest.approx(3 * expected, rel=0.07)
+
+
+def compiled_work(f, *shapes, device=None):
+  sharding = None if device is None else jax.sharding.SingleDeviceSharding(device)
+  arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in shapes]
+  return dict(compiled(parse(jax.jit(f).trace(*arguments).lower().compile().as_text())))
+
+
+PRODUCTS = {
+  "product": (lambda x, y: jnp.tanh(x @ y), ((256, 384), (384, 512)), 2 * 256 * 384 * 512),
+  "transposed": (lambda x, y: x.T @ y, ((384, 256), (384, 512)), 2 * 256 * 384 * 512),
+  "batch": (lambda x, y: jnp.einsum("bhij,bhjk->bhik", x, y), ((2, 3, 128, 64), (2, 3, 64, 128)), 12 * 128 * 128 * 64),
+  "heads": (lambda x, y: jnp.einsum("btd,dhe->bhte", x, y), ((2, 128, 256), (256, 4, 128)), 2 * 256 * 256 * 512),
+  "scan": (
+    lambda x: jax.lax.scan(lambda x, _: (jnp.tanh(x @ x), None), x, None, length=6)[0], ((128, 128),), 6 * 2 * 128**3
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("target", ["here", "v5e"])
+def test_a_compiled_product_counts_what_was_asked_for(name, target):
+  f, shapes, expected = PRODUCTS[name]
+  device = topology("v5e:1x1")[1][0] if target == "v5e" else None
+  assert compiled_work(f, *shapes, device=device) == {"": expected}
+
+
+def test_a_compiled_convolution_counts_no_padding():
+  f = lambda x, y: jax.lax.conv(x, y, (1,), "SAME")
+  assert compiled_work(f, (2, 16, 128), (32, 16, 3)) == {"": 2 * 2 * 16 * 32 * (3 * 128 - 2)}
+
+
+def test_a_product_that_every_device_repeats_counts_on_each():
+  mesh = make_mesh(8, 1, 1)
+  split, whole = (
+    jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, p)) for p in (P("data"), P())
+  )
+  for x, share in ((split, 1 / 8), (whole, 1)):
+    module = parse(jax.jit(lambda x, y: x @ y).trace(x, whole).lower().compile().as_text())
+    assert compiled(module) == {"": share * 2 * 64**3}
+
+
+def test_products_of_a_kernel_are_counted_alone_beside_a_compiled_program():
+  def kernel(x, y, out):
+    out[...] = x[...] @ y[...]
+
+  tile = pl.BlockSpec((128, 128), lambda i, j: (i, j))
+  specs = {"in_specs": [pl.BlockSpec((128, 256), lambda i, j: (i, 0)), pl.BlockSpec((256, 128), lambda i, j: (0, j))]}
+  of = pl.pallas_call(
+    kernel, out_shape=jax.ShapeDtypeStruct((512, 256), jnp.float32), grid=(4, 2), out_specs=tile, **specs
+  )
+  traced = jax.jit(lambda x, y: of(x, y) @ y.T).trace(
+    *(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 256), (256, 256)))
+  )
+  product = 2 * 512 * 256 * 256
+  assert dict(count(traced.jaxpr)) == {"": 2 * product}
+  assert dict(count(traced.jaxpr, kernels_alone=True)) == {"": product}
+
+
+def test_a_product_of_cublas_is_read_from_its_settings():
+  line = (
+    '  %c = (f32[8,128,512]{2,1,0}, s8[64]{0}) custom-call(%x, %y), custom_call_target="__cublas$lt$matmul", '
+    'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+    '"rhs_contracting_dimensions":["2"],"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}\n'
+  )
+  text = "HloModule f\n\nENTRY %main () -> f32[] {\n  %x = bf16[8,64,128]{2,1,0} parameter(0)\n"
+  text += "  %y = bf16[8,512,64]{2,1,0} parameter(1)\n" + line + "}\n"
+  assert compiled(parse(text)) == {"": 2 * 8 * 128 * 512 * 64}
