@@ -4,6 +4,7 @@
   python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
   python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
   python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
+  python launch/train.py --config=configs/refrag.py:llama3_8b_v5p256 --config.init=MODEL --config.data.path=FOLDER
   python launch/eval.py --config=configs/refrag.py --min=em.refrag=0.9   reports from the checkpoints
 
 The first three train on `TwoHopKB`: "What is the port of the ally of Avalor?", with a fresh random table of 128 facts
@@ -28,11 +29,11 @@ from selfrag_jax.settings import full_config
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
-  """Return the config of a variant: hybrid, transformer, mamba or smollm2_135m."""
-  if variant == "smollm2_135m":
-    return smollm2_135m()
+  """Return the config of a variant: hybrid, transformer, mamba, smollm2_135m or llama3_8b_v5p256."""
+  if variant in PRETRAINED:
+    return full_config(refrag.SECTIONS, PRETRAINED[variant]())
   if variant not in MODELS:
-    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*MODELS, 'smollm2_135m'])}")
+    raise ValueError(f"configs/refrag.py has no variant {variant!r}; one of {', '.join([*MODELS, *PRETRAINED])}")
   return two_hop(variant)
 
 
@@ -69,10 +70,10 @@ def optimizer(warmup_steps: int) -> dict[str, Any]:
   return {"learning_rate": 2e-3, "warmup_steps": warmup_steps}  # a pretrained model needs a lower rate
 
 
-def smollm2_135m() -> ml_collections.ConfigDict:
-  """Return the config of the real task: a pretrained model on real questions and passages."""
+def smollm2_135m() -> dict[str, Any]:
+  """Return how the config of the real task differs: a pretrained model on real questions and passages."""
   supervised = {"learning_rate": 2e-4, "warmup_steps": 5, "schedule": "cosine", "final_fraction": 0.1}
-  differences = {
+  return {
     "experiment": "refrag",
     "seed": 0,
     "workdir": "runs/refrag_smollm2_135m",
@@ -95,4 +96,35 @@ def smollm2_135m() -> ml_collections.ConfigDict:
     "evaluation": {"periodic": 8, "final": 30, "batch_size": 10},
     "loop": {"checkpoint_every": 5, "eval_every": 25},
   }
-  return full_config(refrag.SECTIONS, differences)
+
+
+def llama3_8b_v5p256() -> dict[str, Any]:
+  """Return how the config for Llama-3-8B on 256 chips of v5p differs: it writes the queries and embeds them, too."""
+  rates = {"learning_rate": 1e-6, "warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.1}
+  return {
+    "experiment": "refrag",
+    "seed": 0,
+    "workdir": "runs/refrag_llama3_8b",
+    "init": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "mesh": {"data": 8, "fsdp": 32},
+    "data": {"name": "passages"},
+    "model": {"remat": "full", "dtype": "bfloat16", "matmul_dtype": "auto"},
+    "memory": {"encoder": "lm", "dtype": "bfloat16"},
+    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
+    "sft": {"steps": 200, "batch_size": 512, "max_tokens": 1024, "accumulate": 2, "optimizer": rates},
+    "sft_gold": {"max_tokens": 64},
+    "rl": {
+      "steps": 200,
+      "questions_per_step": 256,
+      "rollouts_per_question": 8,
+      "accumulate": 4,
+      "advantage": "grpo",
+      "reward": {"f1_weight": 0.5},
+      "optimizer": rates,
+    },
+    "evaluation": {"periodic": 256, "final": 1024, "batch_size": 256},
+    "loop": {"checkpoint_every": 20, "eval_every": 20},
+  }
+
+
+PRETRAINED = {"smollm2_135m": smollm2_135m, "llama3_8b_v5p256": llama3_8b_v5p256}

@@ -57,6 +57,11 @@ def absent(devices: Sequence[Any]) -> Iterator[None]:
     _ABSENT.reset(token)
 
 
+def planning() -> bool:
+  """Tell whether the devices are not there: programs are compiled and not run, and need the shapes of arrays alone."""
+  return _ABSENT.get() is not None
+
+
 def platform() -> str:
   """Return the platform that programs are traced for: that of absent devices, or of those that are there."""
   devices = _ABSENT.get()
@@ -156,7 +161,7 @@ def abstract(tree: Any, shardings: Any) -> Any:
 
 def place(tree: Any, shardings: Any) -> Any:
   """Put arrays on the devices of their shardings; for devices that are not there, describe them."""
-  return jax.device_put(tree, shardings) if _ABSENT.get() is None else abstract(tree, shardings)
+  return abstract(tree, shardings) if planning() else jax.device_put(tree, shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -172,7 +177,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def own_rows(mesh: Mesh, n: int) -> np.ndarray:
   """Return which of the n rows of a batch are on the devices of this process, int [rows]: it alone makes them."""
   rows, every = batch_sharding(mesh), np.arange(n)
-  if rows.is_fully_addressable or _ABSENT.get() is not None:
+  if rows.is_fully_addressable or planning():
     return every
   return np.unique(np.concatenate([every[index] for index in rows.addressable_devices_indices_map((n,)).values()]))
 
@@ -183,7 +188,7 @@ def spread(tree: Any, mesh: Mesh) -> Any:
   Arrays that are on devices already are moved; for devices that are not there, all are described.
   """
   rows = batch_sharding(mesh)
-  here = _ABSENT.get() is not None or rows.is_fully_addressable
+  here = planning() or rows.is_fully_addressable
 
   def put(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from selfrag_jax.checked import Checked, Count, Range
 from selfrag_jax.experiments import self_rag
@@ -94,6 +95,15 @@ class Experiment:
   pretrain: dict[str, PretrainConfig]  # the phases of pretraining
   full_context: FullContextConfig
   baselines: dict[str, MemoryReader]
+
+  @property
+  def mesh(self) -> Mesh:
+    return self.base.mesh
+
+  @property
+  def model(self) -> ModelConfig:
+    """The model with memory."""
+    return self.base.model
 
   def task(self, n_facts: int) -> Facts:
     """Return the task with `n_facts` facts in a context."""

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from selfrag_jax.model.config import ModelConfig
-
-HEAD = "unembed"  # the leaf that models with tied embeddings lack
+from selfrag_jax.model.vocabulary import HEAD
 
 
 class Weight(NamedTuple):

@@ -1,18 +1,15 @@
 """The likelihood of tokens: of given logits, of all tokens of a row, and of the last ones of a text."""
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states
+from selfrag_jax.model.vocabulary import on_own_rows
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -105,28 +102,6 @@ def log_probs_of_states(
   log_probs = on_own_rows(of_rows, params, hidden, targets)
   shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
   return jnp.where(follows(segment_ids_BxT), shifted, 0)
-
-
-def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -> Array:
-  """Compute `of_rows(head, *arrays)` on every device for its own rows; the result begins with the axis of the batch.
-
-  `head` is the part of the parameters that logits need. It is gathered once before, and its gradient is added up once
-  after: a loop over chunks of rows that lie on several devices would do both for every chunk.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  shards = math.prod(dict(mesh.shape).get(axis, 1) for axis in BATCH_AXES)
-  inner = ("segments_", "layers_")
-  head = {"params": {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}}
-  if shards == 1 or any(len(x) % shards for x in arrays) or set(mesh.manual_axes) & set(BATCH_AXES):
-    return of_rows(head, *arrays)
-
-  def of_device(head: Params, *arrays: Array) -> Array:
-    # here, and not where it is used: the transpose adds up the gradient over devices
-    return of_rows(jax.lax.pcast(head, BATCH_AXES, to="varying"), *arrays)
-
-  rows = P(BATCH_AXES)
-  specs = (P(), *[rows] * len(arrays))
-  return jax.shard_map(of_device, mesh=mesh, in_specs=specs, out_specs=rows, axis_names=set(BATCH_AXES))(head, *arrays)
 
 
 def follows(segment_ids_BxT: Array) -> Array:

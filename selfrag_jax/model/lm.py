@@ -21,6 +21,7 @@ from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
 from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
+from selfrag_jax.model.vocabulary import look_up
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 REMAT_POLICIES = {
@@ -112,7 +113,9 @@ class LM(nn.Module):
     self.segments = [scan(unit, repeats) for unit, repeats in segments(c.layers)]
 
   def _embed_tokens(self, tokens_BxT: Array) -> Array:
-    return constrain(jnp.take(self.embedding, tokens_BxT, axis=0), "batch", "time", None)
+    # parameters that are unrolled lie as `for_decoding` puts them: whole
+    rows = jnp.take(self.embedding, tokens_BxT, axis=0) if self.unrolled else look_up(self.embedding, tokens_BxT)
+    return constrain(rows, "batch", "time", None)
 
   def __call__(
     self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None

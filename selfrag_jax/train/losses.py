@@ -9,8 +9,9 @@ import numpy as np
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
-from selfrag_jax.model.likelihood import CHUNK, follows, on_own_rows, sequence_log_probs, token_log_probs
+from selfrag_jax.model.likelihood import CHUNK, follows, sequence_log_probs, token_log_probs
 from selfrag_jax.model.lm import LM
+from selfrag_jax.model.vocabulary import on_own_rows
 from selfrag_jax.train.state import LossSums, Mean
 from selfrag_jax.typing import Array, Params
 

@@ -46,6 +46,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import for_decoding, unstack
 from selfrag_jax.tasks.search_task import Corpus, Indices, SearchBatch, SearchTask, taken
 from selfrag_jax.train.data import batches
+from selfrag_jax.train.state import param_shardings
 from selfrag_jax.typing import ArrayLike, Params, PRNGKey
 
 EMBED_BATCH = 256  # keys embedded at once
@@ -177,6 +178,8 @@ class RolloutRunner:
     """Trace the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
     whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
     encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), whole)
+    if isinstance(self.encoder, LMEncoder):
+      encoder = {**encoder, "model": abstract(encoder["model"], param_shardings(self.model, self.mesh))}
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
     inputs = abstract(_inputs(batch), rows)

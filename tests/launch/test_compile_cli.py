@@ -52,6 +52,13 @@ def test_a_training_beside_documents_that_bm25_finds_is_compiled():
   assert "rag update: " in ended.stdout
 
 
+def test_the_phases_of_position_recall_are_compiled():
+  flags = ("--config.pretrain.batch_size=4", "--config.memory.batch_size=4", "--config.position_recall.batch_size=4")
+  ended = compile_for("v5e:2x2", *flags, config="configs/position_recall.py")
+  assert ended.returncode == 0, ended.stderr
+  assert all(f"{phase} update: " in ended.stdout for phase in ("pretrain", "memory", "position_recall"))
+
+
 def test_a_sweep_ranks_plans(tmp_path):
   flags = ("--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.model.d_model=64")
   sweeps = "--sweep=mesh.fsdp=3,4", "--sweep=model.remat=full", f"--json={tmp_path / 'plans.json'}"

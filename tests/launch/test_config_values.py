@@ -21,7 +21,7 @@ VARIANTS = {
   "qa": ("hotpotqa",),
   "pretrain": ("sentence", "text", "hybrid_1b_v5e256"),
   "rag": ("hybrid", "smollm2_135m"),
-  "refrag": ("hybrid", "smollm2_135m"),
+  "refrag": ("hybrid", "smollm2_135m", "llama3_8b_v5p256"),
   "retrieval": ("all",),
   "reward_model": ("hybrid", "smollm2_135m"),
   "search": ("here",),

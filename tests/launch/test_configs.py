@@ -25,7 +25,7 @@ ALL = [(name, None) for name in ("encoder", "rerank", "second_query", "headlines
 ALL += [("encoder", "smollm2_135m"), *(("qa", variant) for variant in ("hotpotqa", "musique", "squad"))]
 ALL += [(name, variant) for name in ("pretrain", "memory") for variant in (*WORDINGS, "text")]
 ALL += [("position_recall", variant) for variant in (*WORDINGS, "documents")]
-ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m")] + [
+ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m", "llama3_8b_v5p256")] + [
   ("rag", variant) for variant in (*MODELS, "smollm2_135m")
 ]
 ALL += [("reward_model", variant) for variant in (*MODELS, "smollm2_135m")]

@@ -22,6 +22,7 @@ from transformers import (
   Mamba2ForCausalLM,
 )
 
+from selfrag_jax.mesh import absent
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
@@ -68,6 +69,18 @@ MODELS = {
 def llama(tmp_path):
   make_llama().save_pretrained(tmp_path)
   return tmp_path
+
+
+def test_a_plan_needs_no_weights(llama):
+  whole = load_pretrained(llama)
+  (llama / "model.safetensors").unlink()
+  with absent(jax.devices()):
+    planned = load_pretrained(llama)
+  assert planned.config == whole.config
+  shapes = lambda params: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+  assert shapes(planned.params) == shapes(whole.params)
+  with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+    load_pretrained(llama)
 
 
 def our_logits(loaded, tokens=TOKENS):

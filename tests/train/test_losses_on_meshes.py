@@ -1,5 +1,7 @@
 """The likelihood on a mesh: what one device gives, with the head gathered once and its gradient added up once."""
 
+import dataclasses
+import math
 from functools import partial
 
 import flax.linen as nn
@@ -13,6 +15,7 @@ from selfrag_jax.mesh import batch_sharding, make_mesh, shardings_of
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import CHUNK, sequence_log_probs
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.vocabulary import look_up
 from selfrag_jax.train.losses import masked_lm_loss
 
 ROWS, TIME = 8, 2 * CHUNK + 64
@@ -72,3 +75,32 @@ def test_no_loop_over_chunks_sends_the_head_or_its_gradient(model, loss):
   large = [one for one in collectives(text) if one.bytes >= head / 8]
   assert any(one.bytes == head for one in large)  # it is gathered, and its gradient added up
   assert not [one for one in large if one.loops]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_neither_end_of_the_vocabulary_is_added_up_whole(model, tied):
+  model = dataclasses.replace(model, tie_embeddings=tied)
+  mesh, params, rows = placed(model, (2, 4, 1), batch(1.0))
+  with jax.set_mesh(mesh):
+    text = jax.jit(jax.value_and_grad(partial(supervised, model))).lower(params, rows).compile().as_text()
+  table = model.padded_vocab * model.d_model * 8
+  whole = [one.kind for one in collectives(text) if one.bytes == table]
+  assert sorted(whole) == ["all-gather", "reduce-scatter"]  # of the head
+  # each device's columns, over `data`: of the embedding and of the head, though they may be one
+  columns = [one for one in collectives(text) if one.kind == "all-reduce" and table // 4 in map(size, one.shapes)]
+  assert sum(list(map(size, one.shapes)).count(table // 4) for one in columns) == 2
+
+
+def size(shape) -> int:
+  return 8 * math.prod(shape)
+
+
+def test_tokens_are_looked_up_by_columns(model):
+  table, tokens = np.arange(48.0).reshape(6, 8), np.random.default_rng(0).integers(0, 6, (8, 3))
+  with jax.set_mesh(make_mesh(2, 4, 1)):
+    found, gradient = jax.jit(jax.value_and_grad(lambda table: (look_up(table, tokens) ** 2).sum()))(table)
+    odd = jax.jit(look_up)(table, tokens[:5])  # rows that the devices cannot share
+  counts = np.bincount(tokens.ravel(), minlength=6)[:, None]
+  np.testing.assert_array_equal(found, (table[tokens] ** 2).sum())
+  np.testing.assert_array_equal(gradient, 2 * counts * table)
+  np.testing.assert_array_equal(odd, table[tokens[:5]])

@@ -1,0 +1,77 @@
+"""Weights with a row for each token id, on a mesh: the two largest of a model, and what they send.
+
+Left to the compiler, their gradients [V, D] were added up whole on every device, more bytes than all other weights of a
+billion parameters together. Here each device keeps the columns that it holds.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from selfrag_jax.mesh import BATCH_AXES
+from selfrag_jax.typing import Array, Params
+
+EMBEDDING, HEAD = VOCABULARY = ("embed", "unembed")  # the weights [V, D]; a model that ties them has the first alone
+COLUMNS = P(None, "fsdp")  # how they lie
+
+
+def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
+  """Return the rows of tokens, [B, T, D].
+
+  A device looks up the columns that it holds, for the rows of all devices that hold others; then they swap. So
+  activations are sent, and neither the table nor its gradient but along `data`.
+  """
+  if not _splits(table_VxD, len(tokens_BxT)) or jax.sharding.get_abstract_mesh().shape["fsdp"] == 1:
+    return jnp.take(table_VxD, tokens_BxT, axis=0)
+
+  def of_device(table: Array, tokens: Array) -> Array:
+    every = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+    found = jnp.take(jax.lax.pcast(table, "data", to="varying"), every, axis=0)
+    return jax.lax.all_to_all(found, "fsdp", split_axis=0, concat_axis=2, tiled=True)
+
+  return _on_devices(of_device, (COLUMNS, P(BATCH_AXES)))(table_VxD, tokens_BxT)
+
+
+def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -> Array:
+  """Compute `of_rows(head, *arrays)` on every device for its own rows; the result begins with the axis of the batch.
+
+  `head` is the part of the parameters that logits need. It is gathered once before, and each device gets its part of
+  the gradient once after: a loop over chunks of rows that lie on several devices would do both for every chunk.
+  """
+  inner = ("segments_", "layers_")
+  head = {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}
+  table = HEAD if HEAD in head else EMBEDDING
+  if not _splits(head[table], *map(len, arrays)):
+    return of_rows({"params": head}, *arrays)
+  # the model declares an embedding of its own, which logits do not read
+  unread = {name: jax.ShapeDtypeStruct(head[name].shape, head[name].dtype) for name in VOCABULARY if name in head}
+  unread.pop(table)
+  read = {name: leaf for name, leaf in head.items() if name not in unread}
+  kept = {name: "data" if name == table else BATCH_AXES for name in read}
+
+  def of_device(read: Params, *arrays: Array) -> Array:
+    # here, and not where it is used: the transpose adds up the gradient over devices
+    head = {name: jax.lax.pcast(leaf, kept[name], to="varying") for name, leaf in read.items()}
+    head[table] = jax.lax.all_gather(head[table], "fsdp", axis=1, tiled=True)
+    head |= {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in unread.items()}
+    return of_rows({"params": head}, *arrays)
+
+  specs = {name: COLUMNS if name == table else P() for name in read}
+  return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(read, *arrays)
+
+
+def _splits(table: Array, *rows: int) -> bool:
+  """Tell whether the mesh in use has several shards of a batch, and splits the rows and the columns evenly."""
+  mesh = jax.sharding.get_abstract_mesh()
+  sizes = dict(mesh.shape)
+  shards = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
+  evenly = not any(n % shards for n in rows) and table.shape[1] % sizes.get("fsdp", 1) == 0
+  return shards > 1 and evenly and not set(mesh.manual_axes) & set(BATCH_AXES)
+
+
+def _on_devices(of_device: Callable[..., Array], in_specs: tuple) -> Callable[..., Array]:
+  mesh, rows = jax.sharding.get_abstract_mesh(), P(BATCH_AXES)
+  return jax.shard_map(of_device, mesh=mesh, in_specs=in_specs, out_specs=rows, axis_names=set(BATCH_AXES))
