@@ -19,12 +19,14 @@ in the layout of HotpotQA or MuSiQue: `sft` on demonstrations from gold passages
 give it an hour or two.
 """
 
+import dataclasses
 from typing import Any
 
 import ml_collections
 
 from configs.pretrain import MODELS, tiny_model
 from selfrag_jax.experiments import refrag
+from selfrag_jax.mesh import PRESETS
 from selfrag_jax.settings import full_config
 
 
@@ -106,7 +108,7 @@ def llama3_8b_v5p256() -> dict[str, Any]:
     "seed": 0,
     "workdir": "runs/refrag_llama3_8b",
     "init": "meta-llama/Meta-Llama-3-8B-Instruct",
-    "mesh": {"data": 8, "fsdp": 32},
+    "mesh": dataclasses.asdict(PRESETS["v5p-256"]),
     "data": {"name": "passages"},
     "model": {"remat": "full", "dtype": "bfloat16", "matmul_dtype": "auto"},
     "memory": {"encoder": "lm", "dtype": "bfloat16"},

@@ -1,6 +1,7 @@
 """The common part of the launchers: their flags, and errors in one line for mistakes that the user can mend."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ CONFIG = config_flags.DEFINE_config_file(
 WORKDIR = flags.DEFINE_string(
   "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
 )
-
+MESH = flags.DEFINE_string("mesh", None, "Sizes of the mesh for a machine, such as host, v5e-256 or h100-8.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, such as mesh, parameters and memory, and stop.")
 
 
@@ -45,7 +46,20 @@ def read(argv: list[str]) -> dict[str, Any]:
     known = f"{Path(sys.argv[0]).name} runs {', '.join(NAMES)}"
     missing = f"the config of {path} has no experiment"
     raise ValueError(f"config.experiment is {name!r}; {known}" if "experiment" in config else f"{missing}; {known}")
-  return config
+  return config if MESH.value is None else _on_mesh(config, MESH.value)
+
+
+def _on_mesh(config: dict[str, Any], name: str) -> dict[str, Any]:
+  """Return a config with the mesh of a preset. Raises ValueError if there is no such one, or nothing to set."""
+  from selfrag_jax.mesh import PRESETS
+
+  if name not in PRESETS:
+    raise ValueError(f"--mesh={name}: the meshes are {', '.join(PRESETS)}; others are set by --config.mesh.fsdp=4")
+  if "mesh" not in config:
+    raise ValueError(f"--mesh={name}: this config runs on no mesh")
+  if given := [flag for flag in sys.argv if flag.lstrip("-").startswith("config.mesh.")]:
+    raise ValueError(f"--mesh={name} sets every size of the mesh; give it, or {given[0]}")
+  return {**config, "mesh": dataclasses.asdict(PRESETS[name])}
 
 
 def output(config: Mapping[str, Any]) -> str:
@@ -163,7 +177,9 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
     own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
-    if foreign := [name for name in ("config", "workdir", "dry_run") if flags.FLAGS[name].present and name not in own]:
+    if foreign := [
+      name for name in ("config", "workdir", "mesh", "dry_run") if flags.FLAGS[name].present and name not in own
+    ]:
       raise flags.Error(f"{Path(argv[0]).name} has no flag --{foreign[0]}")
     return rest
   except Exception as error:

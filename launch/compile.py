@@ -2,8 +2,9 @@
 
   python launch/compile.py --config=configs/refrag.py --topology=v5e:4x4 --config.mesh.fsdp=4 [--json=plan.json]
 
-Topologies are v5e, v5p, v6e and tpu7x with a shape such as 4x4 or 2x2x4, and h100 with a number of devices. The real
-programs of each phase are compiled, by the compiler of that hardware (`pip install 'jax[tpu]'`); nothing runs.
+Topologies are v5e, v5p, v6e and tpu7x with a shape such as 4x4 or 2x2x4 (4x4*2: two slices), and h100 with a number of
+devices. The real programs of each phase are compiled, by the compiler of that hardware (`pip install 'jax[tpu]'`);
+nothing runs, and a pretrained model needs no weights.
 
 `--sweep=mesh --sweep=remat` compiles every combination of data and fsdp, and of what the backward pass computes again,
 and ranks them by the least time of a step of every phase; `--sweep=mesh.tensor=1,2,4` tries values of any key. Each
@@ -18,7 +19,8 @@ from typing import Any
 from absl import flags
 from command import read, run
 
-flags.declare_key_flag("config")
+for shared in ("config", "mesh"):
+  flags.declare_key_flag(shared)
 TOPOLOGY = flags.DEFINE_string("topology", None, "The devices to compile for, such as v5e:4x4, v5p:2x2x4 or h100:8.")
 JSON = flags.DEFINE_string("json", None, "Also write the plan to this file.")
 SWEEP = flags.DEFINE_multi_string("sweep", [], "Rank plans: KEY=VALUE,VALUE, or mesh, or remat; may come repeatedly.")

@@ -80,6 +80,20 @@ class MeshConfig(Checked):
   tensor: AxisSize = 1
 
 
+# good sizes for known machines; -1: all devices that are left. `slices` are several v5e-256, over which `data` goes on
+PRESETS = {
+  "device": MeshConfig(1),
+  "host": MeshConfig(1, fsdp=-1),
+  "v5e-16": MeshConfig(1, fsdp=16),
+  "v5e-256": MeshConfig(16, fsdp=16),
+  "v5p-256": MeshConfig(8, fsdp=32),
+  "v6e-256": MeshConfig(16, fsdp=16),
+  "h100-4": MeshConfig(1, fsdp=4),
+  "h100-8": MeshConfig(1, fsdp=8),
+  "slices": MeshConfig(-1, fsdp=16),
+}
+
+
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
   """Make the mesh of the devices (None: all); one size may be -1, for all remaining devices.
 

@@ -6,6 +6,7 @@ billion parameters together. Here each device keeps the columns that it holds.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,11 @@ def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
   """Return the rows of tokens, [B, T, D].
 
   A device looks up the columns that it holds, for the rows of all devices that hold others; then they swap. So
-  activations are sent, and neither the table nor its gradient but along `data`.
+  activations are sent, and neither the table nor its gradient but along `data`: if a device has more tokens than the
+  table, these would be less.
   """
-  if not _splits(table_VxD, len(tokens_BxT)) or jax.sharding.get_abstract_mesh().shape["fsdp"] == 1:
+  shards = _shards()
+  if not _splits(table_VxD, len(tokens_BxT)) or shards.fsdp == 1 or tokens_BxT.size > shards.batch * len(table_VxD):
     return jnp.take(table_VxD, tokens_BxT, axis=0)
 
   def of_device(table: Array, tokens: Array) -> Array:
@@ -63,13 +66,23 @@ def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -
   return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(read, *arrays)
 
 
+class _Shards(NamedTuple):
+  """The parts of a batch, and of columns, on the mesh in use."""
+
+  batch: int
+  fsdp: int
+
+
+def _shards() -> _Shards:
+  sizes = dict(jax.sharding.get_abstract_mesh().shape)
+  return _Shards(math.prod(sizes.get(axis, 1) for axis in BATCH_AXES), sizes.get("fsdp", 1))
+
+
 def _splits(table: Array, *rows: int) -> bool:
   """Tell whether the mesh in use has several shards of a batch, and splits the rows and the columns evenly."""
-  mesh = jax.sharding.get_abstract_mesh()
-  sizes = dict(mesh.shape)
-  shards = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
-  evenly = not any(n % shards for n in rows) and table.shape[1] % sizes.get("fsdp", 1) == 0
-  return shards > 1 and evenly and not set(mesh.manual_axes) & set(BATCH_AXES)
+  manual, shards = jax.sharding.get_abstract_mesh().manual_axes, _shards()
+  evenly = not any(n % shards.batch for n in rows) and table.shape[1] % shards.fsdp == 0
+  return shards.batch > 1 and evenly and not set(manual) & set(BATCH_AXES)
 
 
 def _on_devices(of_device: Callable[..., Array], in_specs: tuple) -> Callable[..., Array]:

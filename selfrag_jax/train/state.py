@@ -49,7 +49,7 @@ def init_state(init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, 
 
 def abstract_params(init: Init, mesh: Mesh) -> Params:
   """Return the parameters as ShapeDtypeStructs with the shardings of `mesh`."""
-  boxed = jax.eval_shape(init, jax.random.key(0))
+  boxed = jax.eval_shape(lambda: init(jax.random.key(0)))
   return abstract(nn.unbox(boxed), shardings_of(boxed, mesh))
 
 

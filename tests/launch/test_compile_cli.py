@@ -27,7 +27,7 @@ def compile_for(name, *flags, config="configs/refrag.py"):
 
 
 def test_a_rollout_for_a_slice_that_is_not_there_fits_and_sends_its_weights_once(tmp_path):
-  ended = compile_for("v5e:2x2", *SMALL, "--config.mesh.fsdp=4", f"--json={tmp_path / 'plan.json'}")
+  ended = compile_for("v5e:2x2", *SMALL, "--mesh=host", f"--json={tmp_path / 'plan.json'}")
   assert ended.returncode == 0, ended.stderr
   plan = json.loads((tmp_path / "plan.json").read_text())
   assert plan["mesh"] == {"data": 1, "fsdp": 4, "tensor": 1}
@@ -84,6 +84,13 @@ def test_a_sweep_ranks_plans(tmp_path):
     ("v5e:2x2*2", ("--config.mesh.data=1", "--config.mesh.fsdp=8"), "data = 1 is not divisible by their number"),
     ("v5e:2x2", ("--config.mesh.fsdp=3",), "4 devices are not divisible by 3"),
     ("v5e:2x2", ("--config.rl.questions_per_step=3",), "rl.questions_per_step = 3 is not divisible by the 4"),
+    ("v5e:2x2", ("--mesh=v5e-265",), "the meshes are device, host, v5e-16, v5e-256"),
+    (
+      "v5e:2x2",
+      ("--mesh=host", "--config.mesh.fsdp=4"),
+      "sets every size of the mesh; give it, or --config.mesh.fsdp=4",
+    ),
+    ("v5e:2x2", ("--mesh=h100-8",), "mesh {'data': 1, 'fsdp': 8, 'tensor': 1} has 8 places for 4 devices"),
     ("v5e:2x2", ("--sweep=rl.step=1,2",), "the config has no rl.step; did you mean rl.steps?"),
     ("v5e:2x2", ("--json=none/plan.json",), "there is no folder none"),
     ("v5e:2x2", ("--workdir=x",), "compile.py has no flag --workdir"),

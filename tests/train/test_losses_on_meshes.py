@@ -79,7 +79,7 @@ def test_no_loop_over_chunks_sends_the_head_or_its_gradient(model, loss):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_neither_end_of_the_vocabulary_is_added_up_whole(model, tied):
-  model = dataclasses.replace(model, tie_embeddings=tied)
+  model = dataclasses.replace(model, tie_embeddings=tied, vocab_size=1000)  # more than a device has tokens
   mesh, params, rows = placed(model, (2, 4, 1), batch(1.0))
   with jax.set_mesh(mesh):
     text = jax.jit(jax.value_and_grad(partial(supervised, model))).lower(params, rows).compile().as_text()
@@ -100,7 +100,9 @@ def test_tokens_are_looked_up_by_columns(model):
   with jax.set_mesh(make_mesh(2, 4, 1)):
     found, gradient = jax.jit(jax.value_and_grad(lambda table: (look_up(table, tokens) ** 2).sum()))(table)
     odd = jax.jit(look_up)(table, tokens[:5])  # rows that the devices cannot share
+    many = jax.jit(look_up)(table, tokens.repeat(3, 1))  # more tokens than rows of the table
   counts = np.bincount(tokens.ravel(), minlength=6)[:, None]
   np.testing.assert_array_equal(found, (table[tokens] ** 2).sum())
   np.testing.assert_array_equal(gradient, 2 * counts * table)
   np.testing.assert_array_equal(odd, table[tokens[:5]])
+  np.testing.assert_array_equal(many, table[tokens.repeat(3, 1)])
