@@ -17,6 +17,9 @@ from selfrag_jax.typing import Array, Params
 
 EMBEDDING, HEAD = VOCABULARY = ("embed", "unembed")  # the weights [V, D]; a model that ties them has the first alone
 COLUMNS = P(None, "fsdp")  # how they lie
+# within `with whole(True)`, weights lie whole on every device, as `for_decoding` puts them, and are not sent at all;
+# JAX traces nothing for one layout and runs it in the other
+whole = jax.make_user_context(False)
 
 
 def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
@@ -27,7 +30,8 @@ def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
   table, these would be less.
   """
   shards = _shards()
-  if not _splits(table_VxD, len(tokens_BxT)) or shards.fsdp == 1 or tokens_BxT.size > shards.batch * len(table_VxD):
+  few = shards.fsdp > 1 and tokens_BxT.size <= shards.batch * len(table_VxD)
+  if whole.value or not few or not _splits(table_VxD, len(tokens_BxT)):
     return jnp.take(table_VxD, tokens_BxT, axis=0)
 
   def of_device(table: Array, tokens: Array) -> Array:
@@ -53,16 +57,17 @@ def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -
   unread = {name: jax.ShapeDtypeStruct(head[name].shape, head[name].dtype) for name in VOCABULARY if name in head}
   unread.pop(table)
   read = {name: leaf for name, leaf in head.items() if name not in unread}
-  kept = {name: "data" if name == table else BATCH_AXES for name in read}
+  specs = {name: COLUMNS if name == table and not whole.value else P() for name in read}
+  kept = {name: BATCH_AXES if spec == P() else "data" for name, spec in specs.items()}
 
   def of_device(read: Params, *arrays: Array) -> Array:
     # here, and not where it is used: the transpose adds up the gradient over devices
     head = {name: jax.lax.pcast(leaf, kept[name], to="varying") for name, leaf in read.items()}
-    head[table] = jax.lax.all_gather(head[table], "fsdp", axis=1, tiled=True)
+    if specs[table] == COLUMNS:
+      head[table] = jax.lax.all_gather(head[table], "fsdp", axis=1, tiled=True)
     head |= {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in unread.items()}
     return of_rows({"params": head}, *arrays)
 
-  specs = {name: COLUMNS if name == table else P() for name in read}
   return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(read, *arrays)
 
 

@@ -44,6 +44,7 @@ from selfrag_jax.mesh import (
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import for_decoding, unstack
+from selfrag_jax.model.vocabulary import whole
 from selfrag_jax.tasks.search_task import Corpus, Indices, SearchBatch, SearchTask, taken
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.state import param_shardings
@@ -287,7 +288,8 @@ class RolloutRunner:
     )
     policy = Policy(self.model, self._lay_out(params), config, self.control)
     first = first_queries(config, *questions)
-    return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats)
+    with whole(True):
+      return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats)
 
 
 def evaluate(

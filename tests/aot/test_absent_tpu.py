@@ -46,10 +46,10 @@ def programs(mesh):
   return {name: traced.lower().compile() for name, traced in traced_on(mesh).items()}
 
 
-def traced_on(mesh, questions=QUESTIONS):
-  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=D_EMBED), mesh)
+def traced_on(mesh, questions=QUESTIONS, encoder="token_bag"):
   rl = RLConfig(questions_per_step=questions, rollouts_per_question=ROWS // QUESTIONS)
   params = abstract_state(partial(init_params, MODEL), make_optimizer(rl.optimizer, 1), mesh).params
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(D_EMBED, encoder), mesh, params if encoder == "lm" else None)
   rollout = RolloutConfig(max_hops=1, max_query_tokens=4, max_answer_tokens=2)
   with absent(mesh.devices.ravel().tolist()), jax.set_mesh(mesh):
     phase = Refrag("rl", runner, MODEL, rl, rollout, mesh=mesh, seed=0, params=params, evaluate=lambda _: {})
@@ -84,6 +84,11 @@ def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(siz
   sends_weights_once(program, sizes)
 
 
+def test_no_weight_of_an_encoder_is_sent_within_a_loop(mesh):
+  program = traced_on(mesh, encoder="lm")["rollout"].lower().compile()
+  sends_weights_once(program, (2, 2, 1), models=2)
+
+
 MACHINES = {
   "device": "v5e:1x1", "host": "v5e:2x2", "v5e-16": "v5e:4x4", "v5e-256": "v5e:16x16", "v5p-256": "v5p:8x8x4",
   "v6e-256": "v6e:16x16", "h100-4": "h100:4", "h100-8": "h100:8", "slices": "v5e:4x4*2",
@@ -103,11 +108,13 @@ def test_no_weight_is_sent_within_a_loop_on_any_preset_of_the_mesh(preset):
   print(f"{preset}: {dict(mesh.shape)}, {sum(weights):,} bytes of weights a device, once, none in a loop")
 
 
-def sends_weights_once(program, sizes):
+def sends_weights_once(program, sizes, models=1):
   """Check that the weights are gathered once, outside of all loops, and return their bytes."""
   width, projected = MODEL.d_model, MODEL.ssm_inner + MODEL.conv_channels + MODEL.ssm_heads
   columns = [MODEL.padded_vocab, *[width] * 4, *[MODEL.mlp_width] * 3, projected, MODEL.ssm_inner]
-  weights = sorted(width * n * 2 // sizes[2] for n in columns)  # bytes on a device: bfloat16, split by tensor alone
+  weights = sorted(
+    width * n * 2 // sizes[2] for n in columns * models
+  )  # bytes on a device: bfloat16, split by tensor alone
   gathers = [one for one in collectives(program.as_text()) if one.kind == "all-gather" and one.bytes >= weights[0]]
   assert not any(one.loops for one in gathers)
   sent = sorted(2 * math.prod(shape) for one in gathers for shape in one.shapes)  # a GPU gathers several at once
