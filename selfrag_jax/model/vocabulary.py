@@ -1,7 +1,7 @@
 """Weights with a row for each token id, on a mesh: the two largest of a model, and what they send.
 
-Left to the compiler, their gradients [V, D] were added up whole on every device, more bytes than all other weights of a
-billion parameters together. Here each device keeps the columns that it holds.
+Left to the compiler, their gradients [V, D] were added up whole on every device. Here each device gets the sum of the
+columns that it holds.
 """
 
 import math
@@ -53,22 +53,20 @@ def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -
   table = HEAD if HEAD in head else EMBEDDING
   if not _splits(head[table], *map(len, arrays)):
     return of_rows({"params": head}, *arrays)
-  # the model declares an embedding of its own, which logits do not read
-  unread = {name: jax.ShapeDtypeStruct(head[name].shape, head[name].dtype) for name in VOCABULARY if name in head}
-  unread.pop(table)
-  read = {name: leaf for name, leaf in head.items() if name not in unread}
-  specs = {name: COLUMNS if name == table and not whole.value else P() for name in read}
+  # logits do not read an embedding of its own, which the model declares all the same
+  unread = {EMBEDDING: head.pop(EMBEDDING)} if table == HEAD else {}
+  specs = {name: COLUMNS if name == table and not whole.value else P() for name in head}
   kept = {name: BATCH_AXES if spec == P() else "data" for name, spec in specs.items()}
 
-  def of_device(read: Params, *arrays: Array) -> Array:
+  def of_device(head: Params, *arrays: Array) -> Array:
     # here, and not where it is used: the transpose adds up the gradient over devices
-    head = {name: jax.lax.pcast(leaf, kept[name], to="varying") for name, leaf in read.items()}
+    head = {name: jax.lax.pcast(leaf, kept[name], to="varying") for name, leaf in head.items()}
     if specs[table] == COLUMNS:
       head[table] = jax.lax.all_gather(head[table], "fsdp", axis=1, tiled=True)
     head |= {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in unread.items()}
     return of_rows({"params": head}, *arrays)
 
-  return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(read, *arrays)
+  return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(head, *arrays)
 
 
 class _Shards(NamedTuple):
