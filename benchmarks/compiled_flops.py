@@ -30,6 +30,7 @@ def main(_) -> None:
 
   _, devices = topology(TOPOLOGY.value)
   print(f"{'remat':8}{'a token, formula':>20}{'compiled':>12}{'ratio':>8}{'bound':>8}", flush=True)
+  within = True
   with tempfile.TemporaryDirectory() as folder:
     text = Path(folder, "text.txt")
     text.write_text("The quick brown fox jumps over the lazy dog.\n" * 20_000)
@@ -46,6 +47,8 @@ def main(_) -> None:
       expected = 3 * flops_per_token(experiment.model, config.data.row_tokens)
       found = program.work[""] / tokens
       print(f"{remat:8}{expected:20.4g}{found:12.4g}{found / expected:8.3f}{bound:8.2f}", flush=True)
+      within &= found <= bound * expected
+  sys.exit(not within)
 
 
 if __name__ == "__main__":

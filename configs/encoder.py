@@ -8,7 +8,8 @@ On half of SQuAD's development set it took 15 to 34 minutes on CPU cores beside 
 articles rose from 0.801 to 0.836, 0.836 and 0.838 (seeds 0 to 2).
 The folder has the layout of BEIR; without a folder `qrels`, its titles are split into training, validation and test.
 Each query is contrasted with the documents of the other queries, on all devices, and with a hard negative of BM25;
-`--config.encoder.batch_size=1024 --config.encoder.accumulate=16` embeds 64 rows at a time, and contrasts all 1,024.
+`--config.encoder.batch_size=1024 --config.encoder.accumulate=16` reads 64 queries with their documents at once, and
+contrasts all.
 `WORKDIR/encoder` holds the trained encoder, for `DenseRetriever(model_name=...)` and for sentence-transformers.
 
 `smollm2_135m` trains a language model to embed and to write, by both losses on the same documents: one set of weights

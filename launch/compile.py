@@ -12,12 +12,12 @@ takes as long as a plan; with `--json=FILE`, a sweep that was stopped goes on.
 """
 
 import os
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from absl import flags
-from command import read, run
+from command import MESH, read, run
 
 for shared in ("config", "mesh"):
   flags.declare_key_flag(shared)
@@ -33,49 +33,29 @@ def main(argv: list[str]) -> None:
   if TOPOLOGY.value is None:
     raise ValueError("which devices? --topology=v5e:4x4, or another one; --help lists them")
   from selfrag_jax.aot.chips import topology
-  from selfrag_jax.mesh import absent, configure_xla
+  from selfrag_jax.mesh import configure_xla
 
   configure_xla()
   if JSON.value and not Path(JSON.value).absolute().parent.is_dir():
     raise ValueError(f"--json={JSON.value}: there is no folder {Path(JSON.value).parent}")
   chip, devices = topology(TOPOLOGY.value)
-  import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
-  import jax
-
   from selfrag_jax.aot import sweep
-  from selfrag_jax.aot.programs import Program, compile_phases
-  from selfrag_jax.aot.table import as_json, print_chip_plan, print_mesh, print_model
-  from selfrag_jax.experiments.base import find
-  from selfrag_jax.model.config import ModelConfig
+  from selfrag_jax.aot.table import as_json, print_chip_plan
+  from selfrag_jax.experiments.base import plan
   from selfrag_jax.storage.atomic import write_json
   from selfrag_jax.storage.json_lines import read_json_object
 
-  module = find(config["experiment"])
-  planned = getattr(module, "planned", None)
-  if planned is None:
-    raise ValueError(
-      f"config.experiment is {config['experiment']!r}: it trains nothing, so there is nothing to compile"
-    )
-
-  def plan(config: dict[str, Any]) -> tuple[dict[str, int], list[Program]]:
-    with absent(devices):
-      experiment = module.build(config)
-      with jax.set_mesh(experiment.mesh):
-        if isinstance(model := getattr(experiment, "model", None), ModelConfig):
-          print_model(experiment.mesh, model)
-        else:
-          print_mesh(experiment.mesh)
-        return dict(experiment.mesh.shape), compile_phases(planned(experiment))
-
   if SWEEP.value:
+    if MESH.value and any(key.startswith("mesh") for key in SWEEP.value):
+      raise ValueError(f"--mesh={MESH.value} sets every size of the mesh; give it, or a sweep of them")
     choices = sweep.candidates(config, SWEEP.value, len(devices))
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib")}
     about = {"topology": TOPOLOGY.value, "config": config, "versions": versions}
-    sweep.print_ranking(sweep.sweep(config, choices, chip, plan, about, JSON.value or ""))
+    sweep.print_ranking(sweep.sweep(config, choices, chip, partial(plan, devices=devices), about, JSON.value or ""))
     return
   if JSON.value and Path(JSON.value).exists() and "plans" in read_json_object(Path(JSON.value), "a plan"):
     raise ValueError(f"{JSON.value} holds a sweep, which took longer than a plan; give another --json")
-  mesh, programs = plan(config)
+  mesh, programs = plan(config, devices)
   print_chip_plan(programs, mesh, chip)
   if JSON.value:
     write_json(Path(JSON.value), {"topology": TOPOLOGY.value, "mesh": mesh, "programs": as_json(programs, mesh, chip)})

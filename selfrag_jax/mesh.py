@@ -82,7 +82,6 @@ class MeshConfig(Checked):
 
 # good sizes for known machines; -1: all devices that are left. `slices` are several v5e-256, over which `data` goes on
 PRESETS = {
-  "device": MeshConfig(1),
   "host": MeshConfig(1, fsdp=-1),
   "v5e-16": MeshConfig(1, fsdp=16),
   "v5e-256": MeshConfig(16, fsdp=16),
@@ -112,7 +111,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     sizes[left[0]] = len(devices) // known
   if math.prod(sizes.values()) != len(devices):
     raise ValueError(f"mesh {sizes} has {math.prod(sizes.values())} places for {len(devices)} devices")
-  n_slices = len({getattr(device, "slice_index", 0) for device in devices})
+  is_tpu = devices[0].platform == "tpu"  # XLA numbers the hosts of GPUs so, too, between which no network is slow
+  n_slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
   if sizes["data"] % n_slices:
     raise ValueError(f"mesh {sizes} on {n_slices} slices: data = {sizes['data']} is not divisible by their number")
   of_slice = sizes["data"] // n_slices, sizes["fsdp"], sizes["tensor"]

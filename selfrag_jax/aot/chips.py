@@ -57,10 +57,10 @@ def topology(name: str) -> tuple[Chip, Sequence[Any]]:
   if kind not in CHIPS:
     raise ValueError(f"no topology {name!r}: it is a chip and a shape such as v5e:4x4; chips are {', '.join(CHIPS)}")
   is_gpu = kind == "h100"
-  shape, _, slices = shape.partition("*")
+  shape, several, slices = shape.partition("*")
   if shape not in SHAPES[kind].split():
     raise ValueError(f"no topology {name!r}; {kind} has the shapes {SHAPES[kind]}")
-  if slices and (is_gpu or not (slices.isascii() and slices.isdigit() and 1 < int(slices[:4]) <= 64)):
+  if several and (is_gpu or slices not in map(str, range(2, 65))):
     raise ValueError(f"no topology {name!r}: behind the * stands the number of slices of TPUs, from 2 to 64")
   plugins = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if is_gpu else ("libtpu",)
   if not any(_is_installed(plugin) for plugin in plugins):

@@ -6,11 +6,14 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from selfrag_jax.aot.programs import Program, compile_phases
+from selfrag_jax.aot.table import print_mesh, print_model
 from selfrag_jax.checked import Seed
-from selfrag_jax.mesh import MeshConfig
+from selfrag_jax.mesh import MeshConfig, absent
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.settings import settings
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
@@ -56,6 +59,28 @@ def find(name: str) -> ExperimentModule:
   if name not in NAMES:
     raise ValueError(f"config.experiment is {name!r}; one of {', '.join(NAMES)}")
   return cast(ExperimentModule, importlib.import_module(f"selfrag_jax.experiments.{name}"))
+
+
+def plan(config: Mapping[str, Any], devices: Sequence[Any]) -> tuple[dict[str, int], list[Program]]:
+  """Compile the programs of a config's phases for devices that are not there; return the mesh and the programs.
+
+  Raises ValueError for an experiment that trains nothing.
+  """
+  import bm25s  # noqa: F401  # its import runs a JAX operation, which must not meet a mesh of absent devices
+
+  module: Any = find(config["experiment"])
+  if not hasattr(module, "planned"):
+    raise ValueError(
+      f"config.experiment is {config['experiment']!r}: it trains nothing, so there is nothing to compile"
+    )
+  with absent(devices):
+    experiment = module.build(config)
+    with jax.set_mesh(experiment.mesh):
+      if isinstance(model := getattr(experiment, "model", None), ModelConfig):
+        print_model(experiment.mesh, model)
+      else:
+        print_mesh(experiment.mesh)
+      return dict(experiment.mesh.shape), compile_phases(module.planned(experiment))
 
 
 def make_model(fields: Mapping[str, Any], mesh: Mesh) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -36,9 +36,21 @@ def weight(
   scale: float | None = None,
 ) -> Array:
   """Declare a normal(0, `scale`) parameter with logical `axes`, cast to the compute dtype."""
+  return jnp.asarray(uncast_weight(module, config, name, shape, axes, scale), config.dtype)
+
+
+def uncast_weight(
+  module: nn.Module,
+  config: ModelConfig,
+  name: str,
+  shape: tuple[int, ...],
+  axes: tuple[str, ...],
+  scale: float | None = None,
+) -> Array:
+  """Declare a parameter as `weight` does, in its own dtype."""
   init = nn.initializers.normal(config.init_scale if scale is None else scale)
-  value = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
-  return jnp.asarray(value, config.dtype)
+  value: Any = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
+  return value
 
 
 class Adapted(NamedTuple):

@@ -18,10 +18,10 @@ from selfrag_jax.mesh import DECODING_RULES, constrain, shardings_of
 from selfrag_jax.model.attention import Attention
 from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
-from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
+from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, uncast_weight, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
-from selfrag_jax.model.vocabulary import look_up
+from selfrag_jax.model.vocabulary import look_up, whole
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 REMAT_POLICIES = {
@@ -89,8 +89,8 @@ class LM(nn.Module):
   def setup(self):
     c = self.config
     shape, axes = (c.padded_vocab, c.d_model), ("vocab", "embed")
-    self.embedding = weight(self, c, "embed", shape, axes)
-    self.head = self.embedding if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
+    self.embedding = uncast_weight(self, c, "embed", shape, axes)
+    self.head = jnp.asarray(self.embedding, c.dtype) if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
     self.final_norm = RMSNorm(c)
     if c.query_projection:
       # the identity: before training a projected query is the query itself
@@ -113,9 +113,7 @@ class LM(nn.Module):
     self.segments = [scan(unit, repeats) for unit, repeats in segments(c.layers)]
 
   def _embed_tokens(self, tokens_BxT: Array) -> Array:
-    # parameters that are unrolled lie as `for_decoding` puts them: whole
-    rows = jnp.take(self.embedding, tokens_BxT, axis=0) if self.unrolled else look_up(self.embedding, tokens_BxT)
-    return constrain(rows, "batch", "time", None)
+    return constrain(look_up(self.embedding, tokens_BxT, self.config.dtype), "batch", "time", None)
 
   def __call__(
     self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None
@@ -169,7 +167,8 @@ class LM(nn.Module):
     steps = jnp.arange(tokens_BxT.shape[1])[None, :]
     real = steps < lengths_B[:, None]
     positions = cache.lengths[:, None] + steps
-    x = self._embed_tokens(tokens_BxT)
+    with whole(True):  # as decoding lays weights out
+      x = self._embed_tokens(tokens_BxT)
     layers = []
     for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
       x, layer_cache = layer.extend(x, positions, real, layer_cache)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from selfrag_jax.mesh import BATCH_AXES
 from selfrag_jax.typing import Array, Params
@@ -22,8 +23,8 @@ COLUMNS = P(None, "fsdp")  # how they lie
 whole = jax.make_user_context(False)
 
 
-def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
-  """Return the rows of tokens, [B, T, D].
+def look_up(table_VxD: Array, tokens_BxT: Array, dtype: DTypeLike) -> Array:
+  """Return the rows of tokens in a dtype, [B, T, D]; the gradient of the table is summed up in the table's own.
 
   A device looks up the columns that it holds, for the rows of all devices that hold others; then they swap. So
   activations are sent, and neither the table nor its gradient but along `data`: if a device has more tokens than the
@@ -32,11 +33,11 @@ def look_up(table_VxD: Array, tokens_BxT: Array) -> Array:
   shards = _shards()
   few = shards.fsdp > 1 and tokens_BxT.size <= shards.batch * len(table_VxD)
   if whole.value or not few or not _splits(table_VxD, len(tokens_BxT)):
-    return jnp.take(table_VxD, tokens_BxT, axis=0)
+    return jnp.take(table_VxD, tokens_BxT, axis=0).astype(dtype)
 
   def of_device(table: Array, tokens: Array) -> Array:
     every = jax.lax.all_gather(tokens, "fsdp", tiled=True)
-    found = jnp.take(jax.lax.pcast(table, "data", to="varying"), every, axis=0)
+    found = jnp.take(jax.lax.pcast(table, "data", to="varying"), every, axis=0).astype(dtype)
     return jax.lax.all_to_all(found, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
   return _on_devices(of_device, (COLUMNS, P(BATCH_AXES)))(table_VxD, tokens_BxT)

@@ -177,14 +177,14 @@ class RolloutRunner:
     self, params: Params, batch: SearchBatch, config: RolloutConfig, *, repeats: int, kind: RetrieverKind
   ) -> jax.stages.Traced:
     """Trace the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
-    whole, rows = replicated(self.mesh), batch_sharding(self.mesh)
-    encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), whole)
+    everywhere, rows = replicated(self.mesh), batch_sharding(self.mesh)
+    encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), everywhere)
     if isinstance(self.encoder, LMEncoder):
       encoder = {**encoder, "model": abstract(encoder["model"], param_shardings(self.model, self.mesh))}
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
-    memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else whole), memory)
+    memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else everywhere), memory)
     inputs = abstract(_inputs(batch), rows)
-    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), whole)
+    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), everywhere)
     return self._run.trace(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
   def search(self, batch: SearchBatch, top_k: int) -> np.ndarray:

@@ -90,7 +90,7 @@ def test_no_weight_of_an_encoder_is_sent_within_a_loop(mesh):
 
 
 MACHINES = {
-  "device": "v5e:1x1", "host": "v5e:2x2", "v5e-16": "v5e:4x4", "v5e-256": "v5e:16x16", "v5p-256": "v5p:8x8x4",
+  "host": "v5e:2x2", "v5e-16": "v5e:4x4", "v5e-256": "v5e:16x16", "v5p-256": "v5p:8x8x4",
   "v6e-256": "v6e:16x16", "h100-4": "h100:4", "h100-8": "h100:8", "slices": "v5e:4x4*2",
 }  # fmt: skip
 

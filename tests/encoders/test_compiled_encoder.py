@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from selfrag_jax.encoders.language_model import LMEncoder
+from selfrag_jax.encoders.language_model import FITTED, LMEncoder
 from selfrag_jax.generate.retrieve import make_retrieve
 from selfrag_jax.generate.rollout import RolloutConfig
 from selfrag_jax.memory.topk_numpy import search_numpy
-from selfrag_jax.mesh import make_mesh
+from selfrag_jax.mesh import absent, make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params, stack, unstack
 from selfrag_jax.ragged import pad_rows
@@ -140,3 +140,11 @@ def test_the_encoder_does_not_depend_on_what_is_searched_first(params):
     runner.memory(TASK.batch("train", indices).corpus)
     weights.append(np.asarray(runner.encoder.params.weights))
   np.testing.assert_array_equal(*weights)
+
+
+def test_a_plan_fits_no_encoder_and_needs_no_weights(params):
+  encoder = LMEncoder(MODEL, jax.eval_shape(lambda: params), TASK.tokenizer)
+  with absent(jax.devices()):
+    encoder.fit_tokens([[1, 2, 3], [4, 5]])
+    encoder.fit_queries([[1, 2]])
+  assert {name: value.shape for name, value in encoder.constants.items()} == dict.fromkeys(FITTED, (2 * MODEL.d_model,))

@@ -97,12 +97,22 @@ def size(shape) -> int:
 
 def test_tokens_are_looked_up_by_columns(model):
   table, tokens = np.arange(48.0).reshape(6, 8), np.random.default_rng(0).integers(0, 6, (8, 3))
+  of = partial(look_up, dtype="float64")
   with jax.set_mesh(make_mesh(2, 4, 1)):
-    found, gradient = jax.jit(jax.value_and_grad(lambda table: (look_up(table, tokens) ** 2).sum()))(table)
-    odd = jax.jit(look_up)(table, tokens[:5])  # rows that the devices cannot share
-    many = jax.jit(look_up)(table, tokens.repeat(3, 1))  # more tokens than rows of the table
+    found, gradient = jax.jit(jax.value_and_grad(lambda table: (look_up(table, tokens, "float64") ** 2).sum()))(table)
+    odd = jax.jit(of)(table, tokens[:5])  # rows that the devices cannot share
+    many = jax.jit(of)(table, tokens.repeat(3, 1))  # more tokens than rows of the table
   counts = np.bincount(tokens.ravel(), minlength=6)[:, None]
   np.testing.assert_array_equal(found, (table[tokens] ** 2).sum())
   np.testing.assert_array_equal(gradient, 2 * counts * table)
   np.testing.assert_array_equal(odd, table[tokens[:5]])
   np.testing.assert_array_equal(many, table[tokens.repeat(3, 1)])
+
+
+def test_the_gradient_of_a_frequent_token_is_summed_in_the_dtype_of_the_table():
+  table, tokens = jnp.zeros((2048, 8), jnp.float32), np.zeros((8, 200), np.int32)  # bfloat16 counts to 256
+  for sizes in ((2, 4, 1), (8, 1, 1)):
+    with jax.set_mesh(make_mesh(*sizes)):
+      gradient = jax.jit(jax.grad(lambda table: look_up(table, tokens, "bfloat16").sum()))(table)
+    assert gradient.dtype == jnp.float32
+    np.testing.assert_array_equal(gradient[0], 1600)
