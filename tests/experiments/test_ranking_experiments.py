@@ -79,7 +79,7 @@ def test_rows_longer_than_the_model_reads_are_cut(folder, tmp_path, config):
 
 def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   small = [f"--config.encoder.{name}={value}" for name, value in (
-    ("steps", 12), ("batch_size", 8), ("query_tokens", 8), ("document_tokens", 16), ("chunk", 4),
+    ("steps", 12), ("batch_size", 8), ("query_tokens", 8), ("document_tokens", 16), ("accumulate", 2),
     ("optimizer.learning_rate", 3e-3),
   )]  # fmt: skip
   shown = launch("encoder", folder, tmp_path, *small, "--dry_run")
