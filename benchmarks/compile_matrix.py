@@ -1,4 +1,4 @@
-"""Every phase at real size, compiled for four kinds of accelerators that are not there: does each fit?
+"""Search, the Self-RAG memory and REFRAG at real size, for four kinds of absent accelerators: does each program fit?
 
   python benchmarks/compile_matrix.py --folder=FOLDER [--model=LLAMA] [--passages=PASSAGES] [--only=refrag:v5p]
 
@@ -43,16 +43,15 @@ def config_of(name: str, chip: str) -> ml_collections.ConfigDict:
   elif name == "position_recall":  # all phases of the Self-RAG memory, whose facts have a vocabulary of their own
     config = position_recall("sentence")
     large = pretrain.hybrid_1b()["model"]
-    config.model = {key: value for key, value in large.items() if key not in ("vocab_size", "rope")} | {
-      "ssm_chunk": 128
-    }
+    config.model = {**large, "ssm_chunk": 128}
+    del config.model.vocab_size, config.model.rope
     for phase in PHASES:
       config[phase].batch_size = 256
   else:
     config = refrag.get_config("llama3_8b_v5p256")
     config.init, config.data.path = MODEL.value, PASSAGES.value
     config.mesh.tensor = TENSOR[chip]
-  config.mesh.update({"data": -1, "fsdp": 16})
+  config.mesh.update({"data": -1, "fsdp": 16})  # one for all chips: 64 H100 have fewer shards than a preset of 256
   return config
 
 

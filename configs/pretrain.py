@@ -78,8 +78,8 @@ def hybrid_1b() -> dict[str, Any]:
   --config.data.path=FILES`, not run:
 
     pretrain update: 21.4% of a device's 16 GiB, fits, 79% to spare
-      at least, outside of loops: products 196 ms, memory 119 ms, wire 43.7 ms (9.88e+15 FLOPs on 256 devices)
-      MFU at most 74%, 5.35e+06 tokens/s; 61%, 4.37e+06 tokens/s if nothing is computed while something is sent
+      at least, outside of loops: products 196 ms, memory 120 ms, wire 43.6 ms (9.88e+15 FLOPs on 256 devices)
+      MFU at most 74%, 5.35e+06 tokens/s; 61%, 4.38e+06 tokens/s if nothing is computed while something is sent
   """
   rates = {"learning_rate": 3e-4, "schedule": "cosine", "warmup_steps": 2000, "final_fraction": 0.1}
   return {

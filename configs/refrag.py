@@ -101,7 +101,15 @@ def smollm2_135m() -> dict[str, Any]:
 
 
 def llama3_8b_v5p256() -> dict[str, Any]:
-  """Return how the config for Llama-3-8B on 256 chips of v5p differs: it writes the queries and embeds them, too."""
+  """Return how the config for Llama-3-8B on 256 chips of v5p differs: it writes the queries and embeds them, too.
+
+  By `launch/compile.py --config=configs/refrag.py:llama3_8b_v5p256 --topology=v5p:8x8x4 --config.init=MODEL
+  --config.data.path=FOLDER`, not run:
+
+    sft update: 9.6% of a device's 95 GiB, MFU at most 77%; 47% if nothing is computed while something is sent
+    rl rollout: 39.1%, at least 5.74 ms a token and 39.4 ms a search; sends its weights once
+    rl update: 10.4%, at least 664 ms; 1,010 ms if nothing is computed while something is sent
+  """
   rates = {"learning_rate": 1e-6, "warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.1}
   return {
     "experiment": "refrag",

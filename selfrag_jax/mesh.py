@@ -111,7 +111,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     sizes[left[0]] = len(devices) // known
   if math.prod(sizes.values()) != len(devices):
     raise ValueError(f"mesh {sizes} has {math.prod(sizes.values())} places for {len(devices)} devices")
-  is_tpu = devices[0].platform == "tpu"  # XLA numbers the hosts of GPUs so, too, between which no network is slow
+  is_tpu = devices[0].platform == "tpu"  # of GPUs, XLA calls every host a slice
   n_slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
   if sizes["data"] % n_slices:
     raise ValueError(f"mesh {sizes} on {n_slices} slices: data = {sizes['data']} is not divisible by their number")

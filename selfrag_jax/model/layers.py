@@ -34,23 +34,13 @@ def weight(
   shape: tuple[int, ...],
   axes: tuple[str, ...],
   scale: float | None = None,
+  *,
+  cast: bool = True,
 ) -> Array:
-  """Declare a normal(0, `scale`) parameter with logical `axes`, cast to the compute dtype."""
-  return jnp.asarray(uncast_weight(module, config, name, shape, axes, scale), config.dtype)
-
-
-def uncast_weight(
-  module: nn.Module,
-  config: ModelConfig,
-  name: str,
-  shape: tuple[int, ...],
-  axes: tuple[str, ...],
-  scale: float | None = None,
-) -> Array:
-  """Declare a parameter as `weight` does, in its own dtype."""
+  """Declare a normal(0, `scale`) parameter with logical `axes`, `cast` to the compute dtype or as it is."""
   init = nn.initializers.normal(config.init_scale if scale is None else scale)
   value: Any = module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
-  return value
+  return jnp.asarray(value, config.dtype) if cast else value
 
 
 class Adapted(NamedTuple):

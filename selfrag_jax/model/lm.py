@@ -18,7 +18,7 @@ from selfrag_jax.mesh import DECODING_RULES, constrain, shardings_of
 from selfrag_jax.model.attention import Attention
 from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
-from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, uncast_weight, weight
+from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
 from selfrag_jax.model.vocabulary import look_up, whole
@@ -89,7 +89,7 @@ class LM(nn.Module):
   def setup(self):
     c = self.config
     shape, axes = (c.padded_vocab, c.d_model), ("vocab", "embed")
-    self.embedding = uncast_weight(self, c, "embed", shape, axes)
+    self.embedding = weight(self, c, "embed", shape, axes, cast=False)
     self.head = jnp.asarray(self.embedding, c.dtype) if c.tie_embeddings else weight(self, c, "unembed", shape, axes)
     self.final_norm = RMSNorm(c)
     if c.query_projection:
