@@ -1,7 +1,8 @@
 """The device mesh, the rules that map logical axes to its axes, and the start-up of several hosts.
 
-Three mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and batch split), `tensor` (heads, MLP and
-vocabulary split). Axes are Auto on purpose: the compiler propagates shardings, and logical constraints guide it.
+Four mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and batch split), `sequence` (parameters and the
+tokens of a row split), `tensor` (heads, MLP and vocabulary split). Axes are Auto on purpose: the compiler propagates
+shardings, and logical constraints guide it. Only the blocks on parts of rows are written by hand: see `model/sequence`.
 """
 
 import contextlib
@@ -23,13 +24,14 @@ from jax.sharding import PartitionSpec as P
 
 from selfrag_jax.checked import LARGEST_SIZE, Checked, Range
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "sequence", "tensor")
 BATCH_AXES = ("data", "fsdp")
+SPLIT_AXES = ("fsdp", "sequence")  # of the parameters, beside `tensor`
 
-# logical axis -> mesh axes. Parameters: embed over fsdp, the other axis over tensor.
+# logical axis -> mesh axes. Parameters: embed over fsdp and sequence, the other axis over tensor.
 LOGICAL_RULES = (
   ("batch", BATCH_AXES),
-  ("embed", "fsdp"),
+  ("embed", SPLIT_AXES),
   ("vocab", "tensor"),
   ("heads", "tensor"),
   ("kv_heads", "tensor"),
@@ -41,7 +43,7 @@ LOGICAL_RULES = (
   ("layers", None),
 )
 # A decode loop reads every weight for every token: split over fsdp, all would be gathered each time.
-DECODING_RULES = tuple((name, None if axes == "fsdp" else axes) for name, axes in LOGICAL_RULES)
+DECODING_RULES = tuple((name, None if axes == SPLIT_AXES else axes) for name, axes in LOGICAL_RULES)
 
 
 _ABSENT: ContextVar[Sequence[Any] | None] = ContextVar("absent", default=None)
@@ -78,6 +80,7 @@ class MeshConfig(Checked):
   data: AxisSize = -1
   fsdp: AxisSize = 1
   tensor: AxisSize = 1
+  sequence: AxisSize = 1
 
 
 # good sizes for known machines; -1: all devices that are left. `slices` are several v5e-256, over which `data` goes on
@@ -93,14 +96,16 @@ PRESETS = {
 }
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+  data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None, *, sequence: int = 1
+) -> Mesh:
   """Make the mesh of the devices (None: all); one size may be -1, for all remaining devices.
 
   Slices of TPUs, between which only a slow network lies, share the axis `data`. Raises ValueError if the sizes do not
   fit the devices.
   """
   devices = list(devices or _ABSENT.get() or jax.devices())
-  sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+  sizes = {"data": data, "fsdp": fsdp, "sequence": sequence, "tensor": tensor}
   left = [axis for axis, size in sizes.items() if size == -1]
   if len(left) > 1 or any(size < 1 for axis, size in sizes.items() if axis not in left):
     raise ValueError(f"mesh {sizes} needs sizes of at least 1; one of them may be -1")
@@ -115,10 +120,10 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
   n_slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
   if sizes["data"] % n_slices:
     raise ValueError(f"mesh {sizes} on {n_slices} slices: data = {sizes['data']} is not divisible by their number")
-  of_slice = sizes["data"] // n_slices, sizes["fsdp"], sizes["tensor"]
+  of_slice = (sizes["data"] // n_slices, *(sizes[axis] for axis in AXES[1:]))
   split = {"allow_split_physical_axes": True}  # an axis need not follow the axes of the hardware, such as 8 x 8 x 4
   if n_slices > 1:
-    placed = mesh_utils.create_hybrid_device_mesh(of_slice, (n_slices, 1, 1), devices, **split)
+    placed = mesh_utils.create_hybrid_device_mesh(of_slice, (n_slices, 1, 1, 1), devices, **split)
   else:
     placed = mesh_utils.create_device_mesh(of_slice, devices, **split)
   return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -142,7 +147,8 @@ def on_each_device(kernel: Callable[..., Any], in_specs: Any, out_specs: Any) ->
   if mesh.empty or mesh.size == 1:
     return kernel
   # a kernel's results do not say along which axes they vary, so that cannot be checked
-  return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False)
+  axes = set(AXES) - set(mesh.manual_axes)
+  return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def check_batch(mesh: Mesh, size: int, name: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from selfrag_jax.aot.hlo import Instruction, Loop, parse
 
+STEP = "async_collective_fusion"
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -56,6 +57,7 @@ def collectives(text: str, *, one_branch: bool = False) -> list[Collective]:
   module = parse(text)
   # an asynchronous collective may stand in several computations of its fusion, by the same channel and name
   copies: dict[Any, dict[str, list[Collective]]] = {}
+  begun, steps = set(), []
   for where, instruction, loops in module.walk(one_branch=one_branch):
     kind = instruction.kind.removesuffix("-start")
     if kind in KINDS:
@@ -64,7 +66,16 @@ def collectives(text: str, *, one_branch: bool = False) -> list[Collective]:
       if kind == "all-reduce" and where.startswith("all-reduce-scatter"):  # a TPU's fusion with the slice that it takes
         found = found._replace(kind="reduce-scatter")
       copies.setdefault((key, found), {}).setdefault(where, []).append(found)
-  return [found for by_computation in copies.values() for found in max(by_computation.values(), key=len)]
+      whole = key, found._replace(loops=())
+      if where.startswith(STEP):
+        steps.append((whole, (key, found), where))
+      else:
+        begun.add(whole)
+  # a TPU takes steps of one beside other work, also in a loop that it merely waits for: they are not sent again
+  for whole, copy, where in steps:
+    if whole in begun:
+      copies[copy].pop(where, None)
+  return [found for of in copies.values() for found in max(of.values(), key=len, default=())]
 
 
 def _collective(kind: str, instruction: Instruction, loops: tuple[Loop, ...], n_devices: int) -> Collective:

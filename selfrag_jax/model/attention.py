@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from selfrag_jax.mesh import constrain
-from selfrag_jax.model import attention_tpu
+from selfrag_jax.model import attention_tpu, sequence
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
 from selfrag_jax.model.layers import (
@@ -83,12 +83,14 @@ class Attention(nn.Module):
 
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     q, k, v = self._project(x_BxTxD, positions_BxT)
+    k, v = (sequence.every(x, 2, heads=1) for x in (k, v))
+    segment_ids_BxS = sequence.every(segment_ids_BxT, 1)
     window, softcap = self.spec.window, self.config.attention_softcap
     if self.config.kernels == "auto" and attention_tpu.fits(q, k):
-      return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, window, softcap))
-    index = jnp.arange(x_BxTxD.shape[1])
-    same_segment = segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
-    mask = same_segment & causal_mask(index, index, window)[None]
+      return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, segment_ids_BxS, window, softcap))
+    time = x_BxTxD.shape[1]
+    mask = causal_mask(sequence.part() * time + jnp.arange(time), jnp.arange(k.shape[2]), window)[None]
+    mask &= segment_ids_BxT[:, :, None] == segment_ids_BxS[:, None, :]
     return self._finish(checkpoint_name(attend(q, k, v, mask, softcap), MIXED))
 
   def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache) -> tuple[Array, KVCache]:

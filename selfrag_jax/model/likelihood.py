@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM
+from selfrag_jax.model.lm import LM, packed_states
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.model.vocabulary import on_own_rows
+from selfrag_jax.model.vocabulary import on_own_tokens
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -65,7 +65,7 @@ def sequence_log_probs(
   logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
   Padding has log-probability 0.
   """
-  hidden: Any = LM(config).apply(params, tokens_BxT, segment_ids_BxT)
+  hidden = packed_states(config, params, tokens_BxT, segment_ids_BxT)
   return log_probs_of_states(config, params, hidden, tokens_BxT, segment_ids_BxT, temperature=temperature, chunk=chunk)
 
 
@@ -81,26 +81,25 @@ def log_probs_of_states(
 ) -> Array:
   """Return what `sequence_log_probs` does, from the hidden states [B, T, D] of the tokens."""
   lm = LM(config)
-  time = tokens_BxT.shape[1]
-  chunk = min(chunk, time)
-  padding = -time % chunk
-  targets = jnp.pad(tokens_BxT[:, 1:], ((0, 0), (0, 1 + padding)))
-  hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
-  by_chunk = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-  def of_rows(head: Params, hidden: Array, targets: Array) -> Array:
+  def of_tokens(head: Params, hidden: Array, targets: Array) -> Array:
     def chunk_log_probs(hidden: Array, targets: Array) -> Array:
       logits: Any = lm.apply(head, hidden, method="logits")
       return token_log_probs(logits, targets, temperature)
 
-    if chunk == time:
+    if (time := targets.shape[1]) <= chunk:
       return chunk_log_probs(hidden, targets)
+
+    def by_chunk(x: Array) -> Array:
+      padded = jnp.pad(x, [(0, 0), (0, -time % chunk), *[(0, 0)] * (x.ndim - 2)])
+      return jnp.moveaxis(padded.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0)
+
     again = jax.checkpoint(chunk_log_probs)
     _, out = jax.lax.scan(lambda _, xs: (None, again(*xs)), None, (by_chunk(hidden), by_chunk(targets)))
-    return jnp.moveaxis(out, 0, 1).reshape(hidden.shape[0], -1)
+    return jnp.moveaxis(out, 0, 1).reshape(len(hidden), -1)[:, :time]
 
-  log_probs = on_own_rows(of_rows, params, hidden, targets)
-  shifted = jnp.pad(log_probs[:, : time - 1], ((0, 0), (1, 0)))
+  log_probs = on_own_tokens(of_tokens, params, hidden, jnp.pad(tokens_BxT[:, 1:], ((0, 0), (0, 1))))
+  shifted = jnp.pad(log_probs[:, :-1], ((0, 0), (1, 0)))
   return jnp.where(follows(segment_ids_BxT), shifted, 0)
 
 

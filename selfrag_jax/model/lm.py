@@ -21,6 +21,7 @@ from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
 from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
+from selfrag_jax.model.sequence import on_parts
 from selfrag_jax.model.vocabulary import look_up, whole
 from selfrag_jax.typing import Array, Params, PRNGKey
 
@@ -174,6 +175,18 @@ class LM(nn.Module):
       x, layer_cache = layer.extend(x, positions, real, layer_cache)
       layers.append(layer_cache)
     return self.final_norm(x), Cache(cache.lengths + lengths_B, tuple(layers))
+
+
+def packed_states(
+  config: ModelConfig, params: Params, tokens_BxT: Array, segment_ids_BxT: Array | None = None
+) -> Array:
+  """Return the hidden states [B, T, D] of stacked parameters as `LM` does, the tokens split over the mesh in use."""
+  if segment_ids_BxT is None:
+    segment_ids_BxT = jnp.ones(tokens_BxT.shape, jnp.int32)
+  apply: Any = LM(config).apply
+  if whole.value:  # a rollout encodes short queries
+    return apply(params, tokens_BxT, segment_ids_BxT)
+  return on_parts(apply, params, tokens_BxT, segment_ids_BxT, segment_positions(segment_ids_BxT))
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from selfrag_jax.mesh import constrain
-from selfrag_jax.model import ssd_tpu
+from selfrag_jax.model import sequence, ssd_tpu
 from selfrag_jax.model.cache import SSMCache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import MIXED, RMSNorm, accumulation_dtype, linear, output_scale, projection, weight
-from selfrag_jax.model.ssd import ssd_chunked, ssd_step
+from selfrag_jax.model.ssd import decay_of_first_run, read_state, ssd_chunked, ssd_step
 from selfrag_jax.typing import Array, PRNGKey
 
 
@@ -29,12 +29,13 @@ def _init_a_log(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
 
 def causal_conv(x_BxTxC: Array, kernel_WxC: Array, bias_C: Array, segment_ids_BxT: Array) -> Array:
   """Convolve each channel with its last W inputs of the same segment; tap W - 1 is the token itself."""
-  taps = kernel_WxC.shape[0]
+  taps, time = len(kernel_WxC), x_BxTxC.shape[1]
+  inputs = sequence.after_previous(x_BxTxC, taps - 1)
+  segments = sequence.after_previous(segment_ids_BxT, taps - 1, fill=-1)
   out = x_BxTxC * kernel_WxC[None, None, taps - 1] + bias_C[None, None]
-  for back in range(1, taps):
-    shifted = jnp.pad(x_BxTxC, ((0, 0), (back, 0), (0, 0)))[:, :-back]
-    segment = jnp.pad(segment_ids_BxT, ((0, 0), (back, 0)), constant_values=-1)[:, :-back]
-    out += jnp.where((segment == segment_ids_BxT)[:, :, None], shifted, 0) * kernel_WxC[None, None, taps - 1 - back]
+  for tap in reversed(range(taps - 1)):
+    is_same = segments[:, tap : tap + time] == segment_ids_BxT
+    out += jnp.where(is_same[:, :, None], inputs[:, tap : tap + time], 0) * kernel_WxC[None, None, tap]
   return out
 
 
@@ -96,7 +97,11 @@ class Mamba(nn.Module):
     z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
     xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
     x, b, cc = self._split(xbc)
-    y, _ = self._ssd(x, dt, b, cc, segment_ids_BxT=segment_ids_BxT)
+    y, state = self._ssd(x, dt, b, cc, segment_ids_BxT=segment_ids_BxT)
+    if sequence.n_parts() > 1:
+      left = decay_of_first_run(dt, self._decay, segment_ids_BxT)
+      entering = sequence.entering_state(state, left[:, -1], segment_ids_BxT)
+      y += read_state(entering, left, cc).astype(y.dtype)
     return self._finish(y, x, z)
 
   def extend(self, u_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: SSMCache) -> tuple[Array, SSMCache]:

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
-from selfrag_jax.model.lm import LM
+from selfrag_jax.model.lm import packed_states
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 
 def hidden_states(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, mask_BxT: ArrayLike) -> Array:
   """Return the hidden states [B, T, D] of the tokens where `mask` bool [B, T], arbitrary values elsewhere."""
-  return jnp.asarray(LM(config).apply(params, jnp.where(mask_BxT, tokens_BxT, 0), jnp.asarray(mask_BxT, jnp.int32)))
+  return packed_states(config, params, jnp.where(mask_BxT, tokens_BxT, 0), jnp.asarray(mask_BxT, jnp.int32))
 
 
 def mean_pool(hidden_BxTxD: Array, mask_BxT: ArrayLike) -> Array:

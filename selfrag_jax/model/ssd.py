@@ -196,6 +196,22 @@ def _chunk(x_LxGxJxP, dt_LxGxJ, A_GxJ, B_LxGxN, C_LxGxN, run_L, previous_run):
   return y_LxGxJxP, state_GxJxPxN, jnp.moveaxis(to_token_GxJxL, -1, 0), to_token_GxJxL[..., -1]
 
 
+def decay_of_first_run(dt_BxTxH: Array, A_H: Array, segment_ids_BxT: Array) -> Array:
+  """Return what is left of an initial state at each token, [B, T, H]: 0 where another document has begun."""
+  is_first = number_runs(segment_ids_BxT, dt_BxTxH.shape) == 0
+  log_decay = jnp.cumsum(jnp.where(is_first[:, :, None], dt_BxTxH * A_H[None, None], 0), axis=1)
+  return jnp.where(is_first[:, :, None], jnp.exp(log_decay), 0)
+
+
+def read_state(state_BxHxPxN: Array, left_BxTxH: Array, C_BxTxGxN: Array) -> Array:
+  """Return what an initial state adds to y, [B, T, H, P] in the dtype of the state, where `left` of it is left."""
+  n_batch, n_heads, n_width, n_states = state_BxHxPxN.shape
+  n_groups = C_BxTxGxN.shape[2]
+  state = state_BxHxPxN.reshape(n_batch, n_groups, -1, n_states).astype(C_BxTxGxN.dtype)
+  read = jnp.einsum("btgn,bgxn->btgx", C_BxTxGxN, state, preferred_element_type=state_BxHxPxN.dtype)
+  return read.reshape(*read.shape[:2], n_heads, n_width) * left_BxTxH[..., None]
+
+
 def number_runs(segment_ids_BxT, shape):
   """Number the documents of each row from 0 on, so that an id that comes again later is another document."""
   if segment_ids_BxT is None:

@@ -6,18 +6,19 @@ columns that it holds.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from selfrag_jax.mesh import BATCH_AXES
+from selfrag_jax.mesh import BATCH_AXES, SPLIT_AXES, constrain
+from selfrag_jax.model.sequence import n_parts
 from selfrag_jax.typing import Array, Params
 
 EMBEDDING, HEAD = VOCABULARY = ("embed", "unembed")  # the weights [V, D]; a model that ties them has the first alone
-COLUMNS = P(None, "fsdp")  # how they lie
+COLUMNS, ROWS, TOKENS = P(None, SPLIT_AXES), P(BATCH_AXES), P(BATCH_AXES, "sequence")  # how they and arrays [B, T] lie
+TOKEN_AXES = (*BATCH_AXES, "sequence")
 # within `with whole(True)`, weights lie whole on every device, as `for_decoding` puts them, and are not sent at all;
 # JAX traces nothing for one layout and runs it in the other
 whole = jax.make_user_context(False)
@@ -30,9 +31,10 @@ def look_up(table_VxD: Array, tokens_BxT: Array, dtype: DTypeLike) -> Array:
   activations are sent, and neither the table nor its gradient but along `data`: if a device has more tokens than the
   table, these would be less.
   """
-  shards = _shards()
-  few = shards.fsdp > 1 and tokens_BxT.size <= shards.batch * len(table_VxD)
-  if whole.value or not few or not _splits(table_VxD, len(tokens_BxT)):
+  few = _n_shards("fsdp") > 1 and tokens_BxT.size <= _n_shards(*BATCH_AXES) * len(table_VxD)
+  if whole.value or not (few or n_parts() > 1) or not _splits(table_VxD, ("fsdp",), len(tokens_BxT)):
+    # XLA aborts where it splits a look-up of parts of rows (jaxlib 0.10.2)
+    table_VxD = constrain(table_VxD, None, None) if n_parts() > 1 else table_VxD
     return jnp.take(table_VxD, tokens_BxT, axis=0).astype(dtype)
 
   def of_device(table: Array, tokens: Array) -> Array:
@@ -40,55 +42,53 @@ def look_up(table_VxD: Array, tokens_BxT: Array, dtype: DTypeLike) -> Array:
     found = jnp.take(jax.lax.pcast(table, "data", to="varying"), every, axis=0).astype(dtype)
     return jax.lax.all_to_all(found, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
-  return _on_devices(of_device, (COLUMNS, P(BATCH_AXES)))(table_VxD, tokens_BxT)
+  return _on_devices(of_device, BATCH_AXES, (P(None, "fsdp"), ROWS), ROWS)(table_VxD, tokens_BxT)
 
 
-def on_own_rows(of_rows: Callable[..., Array], params: Params, *arrays: Array) -> Array:
-  """Compute `of_rows(head, *arrays)` on every device for its own rows; the result begins with the axis of the batch.
+def on_own_tokens(of_tokens: Callable[..., Array], params: Params, *arrays: Array) -> Array:
+  """Compute `of_tokens(head, *arrays)`, [B, T], on every device for its own tokens; arrays begin with [B, T].
 
-  `head` is the part of the parameters that logits need. It is gathered once before, and each device gets its part of
-  the gradient once after: a loop over chunks of rows that lie on several devices would do both for every chunk.
+  Or [B, 1], of the tokens of a row; the result is then to be added up along the second axis. `head` is the part of the
+  parameters that logits need. It is gathered once before, and each device gets its part of the gradient once after: a
+  loop over chunks of rows that lie on several devices would do both for every chunk.
   """
   inner = ("segments_", "layers_")
   head = {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}
   table = HEAD if HEAD in head else EMBEDDING
-  if not _splits(head[table], *map(len, arrays)):
-    return of_rows({"params": head}, *arrays)
+  if not _splits(head[table], SPLIT_AXES, *map(len, arrays)):
+    return of_tokens({"params": head}, *arrays)
   # logits do not read an embedding of its own, which the model declares all the same
   unread = {EMBEDDING: head.pop(EMBEDDING)} if table == HEAD else {}
   specs = {name: COLUMNS if name == table and not whole.value else P() for name in head}
-  kept = {name: BATCH_AXES if spec == P() else "data" for name, spec in specs.items()}
+  kept = {name: TOKEN_AXES if spec == P() else "data" for name, spec in specs.items()}
 
   def of_device(head: Params, *arrays: Array) -> Array:
     # here, and not where it is used: the transpose adds up the gradient over devices
     head = {name: jax.lax.pcast(leaf, kept[name], to="varying") for name, leaf in head.items()}
     if specs[table] == COLUMNS:
-      head[table] = jax.lax.all_gather(head[table], "fsdp", axis=1, tiled=True)
+      head[table] = jax.lax.all_gather(head[table], SPLIT_AXES, axis=1, tiled=True)
     head |= {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in unread.items()}
-    return of_rows({"params": head}, *arrays)
+    return of_tokens({"params": head}, *arrays)
 
-  return _on_devices(of_device, (specs, *[P(BATCH_AXES)] * len(arrays)))(head, *arrays)
-
-
-class _Shards(NamedTuple):
-  """The parts of a batch, and of columns, on the mesh in use."""
-
-  batch: int
-  fsdp: int
+  time = arrays[0].shape[1]
+  padded = [jnp.pad(x, [(0, 0), (0, -time % _n_shards("sequence")), *[(0, 0)] * (x.ndim - 2)]) for x in arrays]
+  return _on_devices(of_device, TOKEN_AXES, (specs, *[TOKENS] * len(arrays)), TOKENS)(head, *padded)[:, :time]
 
 
-def _shards() -> _Shards:
+def _n_shards(*axes: str) -> int:
   sizes = dict(jax.sharding.get_abstract_mesh().shape)
-  return _Shards(math.prod(sizes.get(axis, 1) for axis in BATCH_AXES), sizes.get("fsdp", 1))
+  return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
-def _splits(table: Array, *rows: int) -> bool:
-  """Tell whether the mesh in use has several shards of a batch, and splits the rows and the columns evenly."""
-  manual, shards = jax.sharding.get_abstract_mesh().manual_axes, _shards()
-  evenly = not any(n % shards.batch for n in rows) and table.shape[1] % shards.fsdp == 0
-  return shards.batch > 1 and evenly and not set(manual) & set(BATCH_AXES)
+def _splits(table: Array, column_axes: tuple[str, ...], *rows: int) -> bool:
+  """Tell whether the mesh in use has several shards of tokens, and splits the rows and the columns evenly."""
+  axes = {*BATCH_AXES, *column_axes}
+  evenly = not any(n % _n_shards(*BATCH_AXES) for n in rows) and table.shape[1] % _n_shards(*column_axes) == 0
+  return _n_shards(*axes) > 1 and evenly and not axes & set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def _on_devices(of_device: Callable[..., Array], in_specs: tuple) -> Callable[..., Array]:
-  mesh, rows = jax.sharding.get_abstract_mesh(), P(BATCH_AXES)
-  return jax.shard_map(of_device, mesh=mesh, in_specs=in_specs, out_specs=rows, axis_names=set(BATCH_AXES))
+def _on_devices(
+  of_device: Callable[..., Array], axes: tuple[str, ...], in_specs: tuple, out: P
+) -> Callable[..., Array]:
+  mesh = jax.sharding.get_abstract_mesh()
+  return jax.shard_map(of_device, mesh=mesh, in_specs=in_specs, out_specs=out, axis_names=set(axes))

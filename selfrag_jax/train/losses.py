@@ -10,8 +10,8 @@ import numpy as np
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.likelihood import CHUNK, follows, sequence_log_probs, token_log_probs
-from selfrag_jax.model.lm import LM
-from selfrag_jax.model.vocabulary import on_own_rows
+from selfrag_jax.model.lm import LM, packed_states
+from selfrag_jax.model.vocabulary import on_own_tokens
 from selfrag_jax.train.state import LossSums, Mean
 from selfrag_jax.typing import Array, Params
 
@@ -37,19 +37,20 @@ def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segmen
   the most of them has. In fine-tuning on answers, nearly all of a row are documents, and the head of a small model is a
   fifth of its work.
   """
-  lm, time = LM(config), tokens.shape[1]
-  hidden: Any = lm.apply(params, tokens, segment_ids)
-  asked = mask & follows(segment_ids)
-  order = jnp.argsort(~asked, axis=1, stable=True)
-  asked = jnp.take_along_axis(asked, order, axis=1)
-  widths = [FEWEST << i for i in range((time - 1).bit_length()) if FEWEST << i < time]
+  lm = LM(config)
+  following = lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
 
-  def of_rows(head: Params, hidden: Array, tokens: Array, order: Array, asked: Array) -> Array:
+  def of_tokens(head: Params, hidden: Array, targets: Array, asked: Array) -> Array:
+    time = targets.shape[1]
+    order = jnp.argsort(~asked, axis=1, stable=True)
+    asked = jnp.take_along_axis(asked, order, axis=1)
+    widths = [FEWEST << i for i in range((time - 1).bit_length()) if FEWEST << i < time]
+
     @jax.checkpoint
     def of_columns(order: Array, asked: Array) -> Array:
-      before = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
-      logits: Any = lm.apply(head, before, method="logits")
-      log_probs = token_log_probs(logits, jnp.take_along_axis(tokens, order, axis=1))
+      states = jnp.take_along_axis(hidden, order[:, :, None], axis=1)
+      logits: Any = lm.apply(head, states, method="logits")
+      log_probs = token_log_probs(logits, jnp.take_along_axis(targets, order, axis=1))
       return jnp.sum(jnp.where(asked, log_probs, 0), axis=1)
 
     def of_first(width: int) -> Array:
@@ -61,9 +62,10 @@ def _sum_of_log_probs(config: ModelConfig, params: Params, tokens: Array, segmen
       return jax.lax.map(lambda rows: of_columns(*rows), rows).sum(axis=0)
 
     enough = jnp.sum(jnp.asarray(widths) < asked.sum(axis=1).max())
-    return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])
+    return jax.lax.switch(enough, [partial(of_first, width) for width in [*widths, time]])[:, None]
 
-  return on_own_rows(of_rows, params, hidden, tokens, order, asked).sum()
+  hidden, asked = packed_states(config, params, tokens, segment_ids), mask & follows(segment_ids)
+  return on_own_tokens(of_tokens, params, hidden, following(tokens), following(asked)).sum()
 
 
 def info_nce(

@@ -32,8 +32,8 @@ MODEL = ModelConfig(
 HOST = re.compile(r"is_host_transfer=true| (infeed|outfeed)\(|xla_(ffi_)?python")
 
 
-def mesh_of(*sizes):
-  return make_mesh(*sizes, topology("v5e:2x2")[1])
+def mesh_of(data, fsdp, tensor, sequence=1):
+  return make_mesh(data, fsdp, tensor, topology("v5e:2x2")[1], sequence=sequence)
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +78,15 @@ def test_a_weight_is_gathered_once_forward_and_once_backward(programs):
   assert 0 < len(gathers) <= 2 * weights + 1  # the rows of the tokens are one more
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 4, 1), (1, 2, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 4, 1), (1, 2, 2), (1, 2, 1, 2), (2, 1, 1, 2)])
 def test_no_weight_is_sent_within_a_loop_of_the_rollout_and_each_once_before(sizes, mesh, programs):
   program = programs["rollout"] if sizes == (2, 2, 1) else traced_on(mesh_of(*sizes))["rollout"].lower().compile()
-  sends_weights_once(program, sizes)
+  sends_weights_once(program, mesh_of(*sizes))
 
 
 def test_no_weight_of_an_encoder_is_sent_within_a_loop(mesh):
   program = traced_on(mesh, encoder="lm")["rollout"].lower().compile()
-  sends_weights_once(program, (2, 2, 1), models=2)
+  sends_weights_once(program, mesh, models=2)
 
 
 MACHINES = {
@@ -104,22 +104,22 @@ def test_no_weight_is_sent_within_a_loop_on_any_preset_of_the_mesh(preset):
     pytest.skip(str(error))
   mesh = make_mesh(**dataclasses.asdict(PRESETS[preset]), devices=devices)
   rollout = traced_on(mesh, questions=mesh.size)["rollout"].lower().compile()
-  weights = sends_weights_once(rollout, tuple(mesh.shape.values()))
+  weights = sends_weights_once(rollout, mesh)
   print(f"{preset}: {dict(mesh.shape)}, {sum(weights):,} bytes of weights a device, once, none in a loop")
 
 
-def sends_weights_once(program, sizes, models=1):
+def sends_weights_once(program, mesh, models=1):
   """Check that the weights are gathered once, outside of all loops, and return their bytes."""
   width, projected = MODEL.d_model, MODEL.ssm_inner + MODEL.conv_channels + MODEL.ssm_heads
   columns = [MODEL.padded_vocab, *[width] * 4, *[MODEL.mlp_width] * 3, projected, MODEL.ssm_inner]
   weights = sorted(
-    width * n * 2 // sizes[2] for n in columns * models
+    width * n * 2 // mesh.shape["tensor"] for n in columns * models
   )  # bytes on a device: bfloat16, split by tensor alone
   gathers = [one for one in collectives(program.as_text()) if one.kind == "all-gather" and one.bytes >= weights[0]]
   assert not any(one.loops for one in gathers)
   sent = sorted(2 * math.prod(shape) for one in gathers for shape in one.shapes)  # a GPU gathers several at once
   sent = sent[-len(weights) :] if len(gathers) < len(weights) else sent
-  assert sent == (weights if sizes[1] > 1 else [])
+  assert sent == (weights if mesh.shape["fsdp"] * mesh.shape["sequence"] > 1 else [])
   return sent
 
 
@@ -144,7 +144,7 @@ def test_the_search_gathers_queries_and_candidates_never_the_memory(programs):
 
 
 def test_axes_need_not_follow_those_of_the_hardware_and_slices_share_the_batch():
-  assert make_mesh(16, 16, 1, topology("v5p:8x8x4")[1]).shape == {"data": 16, "fsdp": 16, "tensor": 1}
+  assert make_mesh(16, 16, 1, topology("v5p:8x8x4")[1]).shape == {"data": 16, "fsdp": 16, "sequence": 1, "tensor": 1}
   mesh = make_mesh(-1, 8, 1, topology("v5e:4x4*2")[1])
-  assert mesh.shape == {"data": 4, "fsdp": 8, "tensor": 1}
+  assert mesh.shape == {"data": 4, "fsdp": 8, "sequence": 1, "tensor": 1}
   assert [{device.slice_index for device in row.flat} for row in mesh.devices] == [{0}, {0}, {1}, {1}]

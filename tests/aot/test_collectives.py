@@ -101,6 +101,44 @@ ENTRY %main (p: f32[64]) -> f32[8] {
   assert (found.kind, found.bytes, found.wire_bytes) == ("reduce-scatter", 256, 224)
 
 
+STEPS = """HloModule jit_f, num_partitions=8
+
+%begin (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %x = f32[64]{0} all-gather(%p), channel_id=1, replica_groups=[1,8]<=[8], metadata={op_name="gather"}
+}
+
+%async_collective_fusion.1 (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %x = f32[64]{0} all-gather(%p), channel_id=1, replica_groups=[1,8]<=[8], metadata={op_name="NAME"}
+}
+
+%below (n: s32[]) -> pred[] {
+  %n = s32[] parameter(0)
+  %end = s32[] constant(5)
+  ROOT %less = pred[] compare(%n, %end), direction=LT
+}
+
+%body (n: s32[]) -> s32[] {
+  %n = s32[] parameter(0)
+  ROOT %x = s32[] fusion(%n), kind=kCustom, calls=%async_collective_fusion.1
+}
+
+ENTRY %main (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0} parameter(0)
+  %begun = f32[64]{0} fusion(%p), kind=kCustom, calls=%begin
+  ROOT %loop = s32[] while(%p), condition=%below, body=%body, metadata={op_name="while"}
+}
+"""
+
+
+def test_a_step_that_is_taken_in_a_loop_is_not_sent_again():
+  (found,) = collectives(STEPS.replace("NAME", "gather"))
+  assert found.loops == ()
+  alone, other = collectives(STEPS.replace("NAME", "another"))
+  assert (alone.loops, other.loops[0].trips) == ((), 5)
+
+
 ENTRY = """HloModule jit_f, num_partitions=8
 
 ENTRY %main (p: f32[4]) -> f32[4] {

@@ -30,7 +30,7 @@ def test_a_rollout_for_a_slice_that_is_not_there_fits_and_sends_its_weights_once
   ended = compile_for("v5e:2x2", *SMALL, "--mesh=host", f"--json={tmp_path / 'plan.json'}")
   assert ended.returncode == 0, ended.stderr
   plan = json.loads((tmp_path / "plan.json").read_text())
-  assert plan["mesh"] == {"data": 1, "fsdp": 4, "tensor": 1}
+  assert plan["mesh"] == {"data": 1, "fsdp": 4, "sequence": 1, "tensor": 1}
   of = {program["program"]: program for program in plan["programs"]}
   assert list(of) == ["sft update", "rl rollout", "rl update"]
   for program in of.values():
@@ -93,7 +93,11 @@ def test_a_sweep_ranks_plans(tmp_path):
       ("--mesh=host", "--config.mesh.fsdp=4"),
       "sets every size of the mesh; give it, or --config.mesh.fsdp=4",
     ),
-    ("v5e:2x2", ("--mesh=h100-8",), "mesh {'data': 1, 'fsdp': 8, 'tensor': 1} has 8 places for 4 devices"),
+    (
+      "v5e:2x2",
+      ("--mesh=h100-8",),
+      "mesh {'data': 1, 'fsdp': 8, 'sequence': 1, 'tensor': 1} has 8 places for 4 devices",
+    ),
     ("v5e:2x2", ("--sweep=rl.step=1,2",), "the config has no rl.step; did you mean rl.steps?"),
     ("v5e:2x2", ("--json=none/plan.json",), "there is no folder none"),
     ("v5e:2x2", ("--workdir=x",), "compile.py has no flag --workdir"),

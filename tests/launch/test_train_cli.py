@@ -174,7 +174,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, flags, message):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--config.mesh.data=3"], "mesh {'data': 3, 'fsdp': 1, 'tensor': 1} has 3 places for 8 devices"),
+    (["--config.mesh.data=3"], "mesh {'data': 3, 'fsdp': 1, 'sequence': 1, 'tensor': 1} has 3 places for 8 devices"),
     ([], "evaluation.batch_size = 4 is not divisible by the 8 batch shards of mesh"),
     (
       ["--config.mesh.tensor=2", "--config.rl.questions_per_step=6"],

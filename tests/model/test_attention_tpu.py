@@ -24,7 +24,7 @@ def arrays(heads, kv_heads):
   return of(heads), of(kv_heads), of(kv_heads), jnp.asarray(segments, jnp.int32)
 
 
-def slowly(q, k, v, segments, window, softcap):
+def slowly(q, k, v, segments, _, window, softcap):
   index = jnp.arange(TIME)
   mask = (segments[:, :, None] == segments[:, None]) & causal_mask(index, index, window)[None]
   return attend(q, k, v, mask, softcap)
@@ -39,7 +39,7 @@ def test_the_kernel_attends_as_every_device_does_and_so_does_its_gradient(heads,
   weights = jnp.cos(jnp.arange(WIDTH))
 
   def loss(attend, *qkv):
-    attended = attend(*qkv, segments, window, softcap)
+    attended = attend(*qkv, segments, segments, window, softcap)
     return (attended * weights[None, None, None]).sum(), attended
 
   run = lambda attend: jax.jit(jax.value_and_grad(partial(loss, attend), argnums=(0, 1, 2), has_aux=True))(*qkv)

@@ -16,7 +16,10 @@ from tests.train.every_phase import results
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
-MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x2x2": (2, 2, 2)}
+MESHES = {
+  "8x1": make_mesh(8, 1, 1), "1x8": make_mesh(1, 8, 1), "2x2x2": make_mesh(2, 2, 2),
+  "sequence": make_mesh(2, 1, 2, sequence=2),
+}  # fmt: skip
 EVERY = ("pretrain", "sft", "lora", "memory", "reward_model", "rerank", "encoder", "rl")
 QUICK = ("sft", "rl")  # the others compile for minutes
 
@@ -40,10 +43,10 @@ def same(found: list[dict[str, float]], expected: list[dict[str, float]]) -> Non
 
 # the loss and its gradient reach the next step through every parameter: what holds for 20 steps holds for the weights
 @pytest.mark.parametrize("name", names(*QUICK))
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-def test_a_mesh_learns_what_one_device_learns(name, sizes):
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_a_mesh_learns_what_one_device_learns(name, mesh):
   with jax.enable_x64(True):
-    found = results(make_mesh(*sizes), [name])
+    found = results(mesh, [name])
   same(found[name], on_one_device(name))
 
 

@@ -47,14 +47,14 @@ def policy(model, params, rows):
 
 
 def placed(model, sizes, rows):
-  """Return a mesh, and fresh parameters and rows on it."""
-  mesh = make_mesh(*sizes)
+  """Return a mesh, and fresh parameters and rows on it. A fourth size is that of the axis `sequence`."""
+  mesh = make_mesh(*sizes[:3], sequence=(*sizes, 1)[3])
   boxed = init_params(model, jax.random.key(0))
   params = jax.device_put(nn.unbox(boxed), shardings_of(boxed, mesh))
   return mesh, params, jax.device_put(rows, batch_sharding(mesh))
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 1, 8), (2, 1, 2, 2), (1, 2, 2, 2)])
 @pytest.mark.parametrize(("loss", "share"), [(supervised, 0.05), (supervised, 1.0), (policy, 1.0)])
 def test_a_mesh_gives_the_loss_and_the_gradient_of_one_device(model, loss, share, sizes):
   rows = batch(share)

@@ -1,0 +1,100 @@
+"""Rows whose tokens are split over devices: the part that each computes, and what it needs of the others.
+
+Within `on_parts` the mesh axis `sequence` is manual: the code of a block sees the tokens of one device, as if these
+were the row, and asks here for those of others. Elsewhere there is one part, and nothing is sent.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from selfrag_jax.mesh import BATCH_AXES, on_each_device, platform, splits_evenly
+from selfrag_jax.typing import Array, Params
+
+AXIS = "sequence"
+SUBLANES = 8  # a part is a multiple of it: long enough for a convolution, and a whole tile of a TPU
+
+
+def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array) -> Array:
+  """Compute `of_rows(params, *rows)`, [B, T, D], with the tokens of each row split over the mesh in use.
+
+  Rows are padded with 0 to equal parts. The parameters are gathered along the axis once before, and their gradient
+  is added up once after.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  n = dict(mesh.shape).get(AXIS, 1)
+  if n == 1 or AXIS in mesh.manual_axes:
+    return of_rows(params, *rows_BxTx)
+  time = rows_BxTx[0].shape[1]
+  pads = 0, -time % (n * SUBLANES)
+  padded = [jnp.pad(x, [(0, 0), pads, *[(0, 0)] * (x.ndim - 2)]) for x in rows_BxTx]
+  part = P(None, AXIS)
+  # results of kernels do not say along which axes they vary, so that cannot be checked
+  split = jax.shard_map(
+    of_rows, in_specs=(P(), *[part] * len(padded)), out_specs=part, axis_names={AXIS}, check_vma=False
+  )
+  return split(params, *padded)[:, :time]
+
+
+def n_parts() -> int:
+  """Return the number of parts of a row: 1 outside `on_parts`."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return mesh.shape[AXIS] if AXIS in mesh.manual_axes else 1
+
+
+def part() -> Array | int:
+  """Return the number of this device's part of a row, from 0."""
+  return jax.lax.axis_index(AXIS) if n_parts() > 1 else 0
+
+
+def every(x: Array, axis: int, heads: int | None = None) -> Array:
+  """Gather the tokens of all parts along an axis; `heads` is the axis of x that the mesh splits by `tensor`."""
+  if n_parts() == 1:
+    return x
+  # the gradient is a sum over devices, at which XLA's CPU backend aborts in bfloat16 (jaxlib 0.10.2)
+  sent = x.astype(jnp.float32) if platform() == "cpu" and x.dtype == jnp.bfloat16 else x
+  gather = lambda x: jax.lax.all_gather(x, AXIS, axis=axis, tiled=True)
+  return _by_rows(gather, [sent], [heads]).astype(x.dtype)
+
+
+def _by_rows(gather: Callable[..., Array], arrays: list[Array], heads: list[int | None]) -> Array:
+  """Gather arrays [B, ...] on each device for its rows and heads: the compiler would gather the rows of all before.
+
+  The result has rows and heads in the axes that the first array has them in.
+  """
+  specs = [P(BATCH_AXES, *[None] * (at - 1), "tensor") if at else P(BATCH_AXES) for at in heads]
+  sizes = [x.shape[at] for x, at in zip(arrays, heads, strict=True) if at]
+  on_devices = on_each_device(gather, tuple(specs), specs[0]) if splits_evenly(len(arrays[0]), *sizes) else gather
+  return on_devices(*arrays)
+
+
+def after_previous(x_BxTx: Array, n: int, fill: Any = 0) -> Array:
+  """Put the `n` last tokens of the part before in front, or `fill` at the start of a row: [B, n + T, ...]."""
+  parts = n_parts()
+  start = jnp.full_like(x_BxTx, fill, shape=(len(x_BxTx), n, *x_BxTx.shape[2:]))
+  if parts > 1:
+    sent = jax.lax.ppermute(x_BxTx[:, -n:], AXIS, [(i, i + 1) for i in range(parts - 1)])
+    start = jnp.where(part() == 0, start, sent)
+  return jnp.concatenate([start, x_BxTx], axis=1)
+
+
+def entering_state(end_BxHxPxN: Array, kept_BxH: Array, segment_ids_BxT: Array) -> Array:
+  """Return the SSM state before this part, [B, H, P, N]; zero if another document begins with it.
+
+  Each part tells its state at its end, `end`, had none entered, and the factor `kept` that is left of an entering one.
+  """
+
+  def of_device(end_BxHxPxN: Array, kept_BxH: Array, segment_ids_BxT: Array) -> Array:
+    gather = lambda x: jax.lax.all_gather(x, AXIS)
+    ends, kept, firsts, lasts = map(gather, (end_BxHxPxN, kept_BxH, segment_ids_BxT[:, 0], segment_ids_BxT[:, -1]))
+    entering = own = jnp.zeros_like(end_BxHxPxN)
+    for i in range(1, n_parts()):
+      leaving = kept[i - 1][:, :, None, None] * entering + ends[i - 1]
+      entering = jnp.where((lasts[i - 1] == firsts[i])[:, None, None, None], leaving, 0)
+      own = jnp.where(part() == i, entering, own)
+    return own
+
+  return _by_rows(of_device, [end_BxHxPxN, kept_BxH, segment_ids_BxT], [1, 1, None])
