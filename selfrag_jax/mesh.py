@@ -151,6 +151,11 @@ def on_each_device(kernel: Callable[..., Any], in_specs: Any, out_specs: Any) ->
   return jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
+def summable(x: jax.Array) -> jax.Array:
+  """Return an array whose gradient can be added up over devices: XLA's CPU backend aborts at sums of bfloat16."""
+  return x.astype("float32") if platform() == "cpu" and x.dtype == "bfloat16" else x  # jaxlib 0.10.2
+
+
 def check_batch(mesh: Mesh, size: int, name: str) -> None:
   """Raise ValueError, with both numbers, if a batch of `size` rows cannot be split over the mesh."""
   if size % batch_shards(mesh):

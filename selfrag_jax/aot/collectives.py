@@ -67,7 +67,7 @@ def collectives(text: str, *, one_branch: bool = False) -> list[Collective]:
         found = found._replace(kind="reduce-scatter")
       copies.setdefault((key, found), {}).setdefault(where, []).append(found)
       whole = key, found._replace(loops=())
-      if where.startswith(STEP):
+      if where.startswith(STEP) and key:
         steps.append((whole, (key, found), where))
       else:
         begun.add(whole)

@@ -30,7 +30,8 @@ def candidates(config: Mapping[str, Any], sweeps: Sequence[str], n_devices: int)
   the rest. Raises ValueError for a key that the config lacks, that comes twice, or that would train something else.
   """
   remats = ",".join(choice for choice in CHOICES["remat"] if choice != "offload")
-  n_rows = n_devices // max(config.get("mesh", {}).get("tensor", 1), 1)
+  mesh = config.get("mesh", {})
+  n_rows = n_devices // max(mesh.get("tensor", 1) * mesh.get("sequence", 1), 1)
   powers = ",".join(str(2**i) for i in range(n_rows.bit_length()) if n_rows % 2**i == 0)
   short = {"remat": [f"model.remat={remats}"], "mesh": ["mesh.data=-1", f"mesh.fsdp={powers}"]}
   axes: dict[str, list[Any]] = {}

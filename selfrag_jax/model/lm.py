@@ -6,6 +6,7 @@ that `unstack` has taken apart: scanning over a cache would copy it at every ste
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from selfrag_jax.mesh import DECODING_RULES, constrain, shardings_of
+from selfrag_jax.mesh import DECODING_RULES, constrain, platform, shardings_of
 from selfrag_jax.model.attention import Attention
 from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
@@ -22,6 +23,7 @@ from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
 from selfrag_jax.model.sequence import on_parts
+from selfrag_jax.model.ssd_tpu import LANES, SUBLANES
 from selfrag_jax.model.vocabulary import look_up, whole
 from selfrag_jax.typing import Array, Params, PRNGKey
 
@@ -186,7 +188,16 @@ def packed_states(
   apply: Any = LM(config).apply
   if whole.value:  # a rollout encodes short queries
     return apply(params, tokens_BxT, segment_ids_BxT)
-  return on_parts(apply, params, tokens_BxT, segment_ids_BxT, segment_positions(segment_ids_BxT))
+  rows = tokens_BxT, segment_ids_BxT, segment_positions(segment_ids_BxT)
+  return on_parts(apply, params, *rows, multiple=_least_part(config, tokens_BxT.shape[1]))
+
+
+def _least_part(config: ModelConfig, time: int) -> int:
+  """Return what the parts of a row of tokens are multiples of: long enough to convolve; whole blocks as the row is."""
+  blocks = math.lcm(LANES, config.ssm_chunk)
+  if platform() == "tpu" and time % blocks == 0:
+    return blocks
+  return SUBLANES * max(math.ceil((config.ssm_conv - 1) / SUBLANES), 1)
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:

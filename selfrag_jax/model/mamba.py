@@ -100,7 +100,8 @@ class Mamba(nn.Module):
     y, state = self._ssd(x, dt, b, cc, segment_ids_BxT=segment_ids_BxT)
     if sequence.n_parts() > 1:
       left = decay_of_first_run(dt, self._decay, segment_ids_BxT)
-      entering = sequence.entering_state(state, left[:, -1], segment_ids_BxT)
+      # kept, or a backward pass would run the kernel again for `state`
+      entering = checkpoint_name(sequence.entering_state(state, left[:, -1], segment_ids_BxT), MIXED)
       y += read_state(entering, left, cc).astype(y.dtype)
     return self._finish(y, x, z)
 

@@ -11,32 +11,38 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.mesh import BATCH_AXES, on_each_device, platform, splits_evenly
+from selfrag_jax.mesh import BATCH_AXES, on_each_device, splits_evenly, summable
 from selfrag_jax.typing import Array, Params
 
 AXIS = "sequence"
-SUBLANES = 8  # a part is a multiple of it: long enough for a convolution, and a whole tile of a TPU
 
 
-def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array) -> Array:
+def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array, multiple: int = 1) -> Array:
   """Compute `of_rows(params, *rows)`, [B, T, D], with the tokens of each row split over the mesh in use.
 
-  Rows are padded with 0 to equal parts. The parameters are gathered along the axis once before, and their gradient
-  is added up once after.
+  Rows are padded with 0 to equal parts of a multiple of tokens. The parameters are gathered along the axis once before,
+  and their gradient is added up once after. Raises ValueError within itself, where rows are parts already.
   """
   mesh = jax.sharding.get_abstract_mesh()
   n = dict(mesh.shape).get(AXIS, 1)
-  if n == 1 or AXIS in mesh.manual_axes:
+  if n == 1:
     return of_rows(params, *rows_BxTx)
+  if AXIS in mesh.manual_axes:
+    raise ValueError(f"the mesh axis {AXIS} is manual already: these may be parts of rows")
   time = rows_BxTx[0].shape[1]
-  pads = 0, -time % (n * SUBLANES)
+  pads = 0, -time % (n * multiple)
   padded = [jnp.pad(x, [(0, 0), pads, *[(0, 0)] * (x.ndim - 2)]) for x in rows_BxTx]
+  dtypes = jax.tree.map(lambda x: x.dtype, params)
+
+  def of_part(params: Params, *parts_BxTx: Array) -> Array:
+    return of_rows(jax.tree.map(jnp.astype, params, dtypes), *parts_BxTx)
+
   part = P(None, AXIS)
   # results of kernels do not say along which axes they vary, so that cannot be checked
   split = jax.shard_map(
-    of_rows, in_specs=(P(), *[part] * len(padded)), out_specs=part, axis_names={AXIS}, check_vma=False
+    of_part, in_specs=(P(), *[part] * len(padded)), out_specs=part, axis_names={AXIS}, check_vma=False
   )
-  return split(params, *padded)[:, :time]
+  return split(jax.tree.map(summable, params), *padded)[:, :time]
 
 
 def n_parts() -> int:
@@ -54,10 +60,8 @@ def every(x: Array, axis: int, heads: int | None = None) -> Array:
   """Gather the tokens of all parts along an axis; `heads` is the axis of x that the mesh splits by `tensor`."""
   if n_parts() == 1:
     return x
-  # the gradient is a sum over devices, at which XLA's CPU backend aborts in bfloat16 (jaxlib 0.10.2)
-  sent = x.astype(jnp.float32) if platform() == "cpu" and x.dtype == jnp.bfloat16 else x
   gather = lambda x: jax.lax.all_gather(x, AXIS, axis=axis, tiled=True)
-  return _by_rows(gather, [sent], [heads]).astype(x.dtype)
+  return _by_rows(gather, [summable(x)], [heads]).astype(x.dtype)
 
 
 def _by_rows(gather: Callable[..., Array], arrays: list[Array], heads: list[int | None]) -> Array:
@@ -76,7 +80,7 @@ def after_previous(x_BxTx: Array, n: int, fill: Any = 0) -> Array:
   parts = n_parts()
   start = jnp.full_like(x_BxTx, fill, shape=(len(x_BxTx), n, *x_BxTx.shape[2:]))
   if parts > 1:
-    sent = jax.lax.ppermute(x_BxTx[:, -n:], AXIS, [(i, i + 1) for i in range(parts - 1)])
+    sent = jax.lax.ppermute(x_BxTx[:, x_BxTx.shape[1] - n :], AXIS, [(i, i + 1) for i in range(parts - 1)])
     start = jnp.where(part() == 0, start, sent)
   return jnp.concatenate([start, x_BxTx], axis=1)
 

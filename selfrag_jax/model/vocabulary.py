@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from selfrag_jax.mesh import BATCH_AXES, SPLIT_AXES, constrain
+from selfrag_jax.mesh import BATCH_AXES, SPLIT_AXES, constrain, summable
 from selfrag_jax.model.sequence import n_parts
 from selfrag_jax.typing import Array, Params
 
@@ -42,7 +42,7 @@ def look_up(table_VxD: Array, tokens_BxT: Array, dtype: DTypeLike) -> Array:
     found = jnp.take(jax.lax.pcast(table, "data", to="varying"), every, axis=0).astype(dtype)
     return jax.lax.all_to_all(found, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
-  return _on_devices(of_device, BATCH_AXES, (P(None, "fsdp"), ROWS), ROWS)(table_VxD, tokens_BxT)
+  return _on_devices(of_device, BATCH_AXES, (P(None, "fsdp"), ROWS), ROWS)(summable(table_VxD), tokens_BxT)
 
 
 def on_own_tokens(of_tokens: Callable[..., Array], params: Params, *arrays: Array) -> Array:
@@ -53,7 +53,7 @@ def on_own_tokens(of_tokens: Callable[..., Array], params: Params, *arrays: Arra
   loop over chunks of rows that lie on several devices would do both for every chunk.
   """
   inner = ("segments_", "layers_")
-  head = {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}
+  head = {name: jax.tree.map(summable, leaf) for name, leaf in params["params"].items() if not name.startswith(inner)}
   table = HEAD if HEAD in head else EMBEDDING
   if not _splits(head[table], SPLIT_AXES, *map(len, arrays)):
     return of_tokens({"params": head}, *arrays)

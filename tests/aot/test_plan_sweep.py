@@ -33,6 +33,8 @@ def test_every_combination_of_the_values_is_tried():
   found = sweep.candidates(CONFIG, ["mesh.fsdp=2,4", "model.remat=none,full", "seed=5"], 4)
   assert len(found) == 4
   assert {"mesh.fsdp": 4, "model.remat": "none", "seed": 5} in found
+  split = CONFIG | {"mesh": {"data": -1, "fsdp": 1, "sequence": 3, "tensor": 2}}
+  assert sweep.candidates(split, ["mesh"], 12) == [{"mesh.data": -1, "mesh.fsdp": n} for n in (1, 2)]
   assert sweep.candidates(CONFIG, ["mesh"], 12) == [{"mesh.data": -1, "mesh.fsdp": n} for n in (1, 2, 4)]
   assert [one["model.remat"] for one in sweep.candidates(CONFIG, ["remat"], 4)] == ["none", "dots", "mixed", "full"]
   typed = sweep.candidates(CONFIG, ["seed=None,True,1,0.5,x"], 4)
