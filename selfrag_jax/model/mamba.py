@@ -29,13 +29,12 @@ def _init_a_log(key: PRNGKey, shape: tuple[int, ...], dtype) -> Array:
 
 def causal_conv(x_BxTxC: Array, kernel_WxC: Array, bias_C: Array, segment_ids_BxT: Array) -> Array:
   """Convolve each channel with its last W inputs of the same segment; tap W - 1 is the token itself."""
-  taps, time = len(kernel_WxC), x_BxTxC.shape[1]
-  inputs = sequence.after_previous(x_BxTxC, taps - 1)
-  segments = sequence.after_previous(segment_ids_BxT, taps - 1, fill=-1)
+  taps = len(kernel_WxC)
   out = x_BxTxC * kernel_WxC[None, None, taps - 1] + bias_C[None, None]
-  for tap in reversed(range(taps - 1)):
-    is_same = segments[:, tap : tap + time] == segment_ids_BxT
-    out += jnp.where(is_same[:, :, None], inputs[:, tap : tap + time], 0) * kernel_WxC[None, None, tap]
+  for back in range(1, taps):
+    is_same = sequence.shifted(segment_ids_BxT, back, fill=-1) == segment_ids_BxT
+    before = jnp.where(is_same[:, :, None], sequence.shifted(x_BxTxC, back), 0)
+    out += before * kernel_WxC[None, None, taps - 1 - back]
   return out
 
 

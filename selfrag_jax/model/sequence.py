@@ -5,7 +5,6 @@ were the row, and asks here for those of others. Elsewhere there is one part, an
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,7 @@ def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array, m
 
 
 def n_parts() -> int:
-  """Return the number of parts of a row: 1 outside `on_parts`."""
+  """Return the number of parts of a row: 1 where no code sees parts."""
   mesh = jax.sharding.get_abstract_mesh()
   return mesh.shape[AXIS] if AXIS in mesh.manual_axes else 1
 
@@ -75,14 +74,14 @@ def _by_rows(gather: Callable[..., Array], arrays: list[Array], heads: list[int 
   return on_devices(*arrays)
 
 
-def after_previous(x_BxTx: Array, n: int, fill: Any = 0) -> Array:
-  """Put the `n` last tokens of the part before in front, or `fill` at the start of a row: [B, n + T, ...]."""
-  parts = n_parts()
-  start = jnp.full_like(x_BxTx, fill, shape=(len(x_BxTx), n, *x_BxTx.shape[2:]))
-  if parts > 1:
-    sent = jax.lax.ppermute(x_BxTx[:, x_BxTx.shape[1] - n :], AXIS, [(i, i + 1) for i in range(parts - 1)])
-    start = jnp.where(part() == 0, start, sent)
-  return jnp.concatenate([start, x_BxTx], axis=1)
+def shifted(x_BxTx: Array, back: int, fill: int = 0) -> Array:
+  """Return for each token what stands `back` tokens before it in its row, and `fill` where nothing does."""
+  time = x_BxTx.shape[1]
+  moved = jnp.pad(x_BxTx, ((0, 0), (back, 0), *[(0, 0)] * (x_BxTx.ndim - 2)), constant_values=fill)[:, :time]
+  if (parts := n_parts()) == 1:
+    return moved
+  sent = jax.lax.ppermute(x_BxTx[:, time - back :], AXIS, [(i, i + 1) for i in range(parts - 1)])
+  return jnp.where(part() == 0, moved, jnp.concatenate([sent, moved[:, back:]], axis=1))
 
 
 def entering_state(end_BxHxPxN: Array, kept_BxH: Array, segment_ids_BxT: Array) -> Array:

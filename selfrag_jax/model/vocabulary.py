@@ -53,7 +53,7 @@ def on_own_tokens(of_tokens: Callable[..., Array], params: Params, *arrays: Arra
   loop over chunks of rows that lie on several devices would do both for every chunk.
   """
   inner = ("segments_", "layers_")
-  head = {name: jax.tree.map(summable, leaf) for name, leaf in params["params"].items() if not name.startswith(inner)}
+  head = {name: leaf for name, leaf in params["params"].items() if not name.startswith(inner)}
   table = HEAD if HEAD in head else EMBEDDING
   if not _splits(head[table], SPLIT_AXES, *map(len, arrays)):
     return of_tokens({"params": head}, *arrays)
@@ -72,7 +72,9 @@ def on_own_tokens(of_tokens: Callable[..., Array], params: Params, *arrays: Arra
 
   time = arrays[0].shape[1]
   padded = [jnp.pad(x, [(0, 0), (0, -time % _n_shards("sequence")), *[(0, 0)] * (x.ndim - 2)]) for x in arrays]
-  return _on_devices(of_device, TOKEN_AXES, (specs, *[TOKENS] * len(arrays)), TOKENS)(head, *padded)[:, :time]
+  return _on_devices(of_device, TOKEN_AXES, (specs, *[TOKENS] * len(arrays)), TOKENS)(
+    jax.tree.map(summable, head), *padded
+  )[:, :time]
 
 
 def _n_shards(*axes: str) -> int:
