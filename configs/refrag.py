@@ -4,6 +4,8 @@
   python launch/train.py --config=configs/refrag.py:transformer      attention only, of the same size
   python launch/train.py --config=configs/refrag.py:mamba            Mamba-2 only, of the same size
   python launch/train.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
+  python launch/train.py --config=configs/refrag.py:granite_350m_v5e16 --config.data.path=FOLDER    a real hybrid
+  python launch/train.py --config=configs/refrag.py:gemma3_1b_v5e256 --config.data.path=FOLDER
   python launch/train.py --config=configs/refrag.py:llama3_8b_v5p256 --config.init=MODEL --config.data.path=FOLDER
   python launch/eval.py --config=configs/refrag.py --min=em.refrag=0.9   reports from the checkpoints
 
@@ -31,7 +33,7 @@ from selfrag_jax.settings import full_config
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
-  """Return the config of a variant: hybrid, transformer, mamba, smollm2_135m or llama3_8b_v5p256."""
+  """Return the config of a variant: hybrid, transformer, mamba, or one of `PRETRAINED`."""
   if variant in PRETRAINED:
     return full_config(refrag.SECTIONS, PRETRAINED[variant]())
   if variant not in MODELS:
@@ -100,8 +102,37 @@ def smollm2_135m() -> dict[str, Any]:
   }
 
 
+def on_a_pod(name: str, init: str, preset: str, questions: int) -> dict[str, Any]:
+  """Return how the config of a pretrained model on a pod differs: it writes the queries and embeds them, too."""
+  rates = {"learning_rate": 1e-6, "warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.1}
+  return {
+    "experiment": "refrag",
+    "seed": 0,
+    "workdir": f"runs/refrag_{name}",
+    "init": init,
+    "mesh": dataclasses.asdict(PRESETS[preset]),
+    "data": {"name": "passages"},
+    "model": {"remat": "full", "dtype": "bfloat16", "matmul_dtype": "auto"},
+    "memory": {"encoder": "lm", "dtype": "bfloat16"},
+    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
+    "sft": {"steps": 200, "batch_size": 2 * questions, "max_tokens": 1024, "accumulate": 2, "optimizer": rates},
+    "sft_gold": {"max_tokens": 64},
+    "rl": {
+      "steps": 200,
+      "questions_per_step": questions,
+      "rollouts_per_question": 8,
+      "accumulate": 4,
+      "advantage": "grpo",
+      "reward": {"f1_weight": 0.5},
+      "optimizer": rates,
+    },
+    "evaluation": {"periodic": questions, "final": 4 * questions, "batch_size": questions},
+    "loop": {"checkpoint_every": 20, "eval_every": 20},
+  }
+
+
 def llama3_8b_v5p256() -> dict[str, Any]:
-  """Return how the config for Llama-3-8B on 256 chips of v5p differs: it writes the queries and embeds them, too.
+  """Return the differences for Llama-3-8B on 256 chips of v5p.
 
   By `launch/compile.py --config=configs/refrag.py:llama3_8b_v5p256 --topology=v5p:8x8x4 --config.init=MODEL
   --config.data.path=FOLDER`, not run:
@@ -110,31 +141,17 @@ def llama3_8b_v5p256() -> dict[str, Any]:
     rl rollout: 39.1%, at least 5.74 ms a token and 39.4 ms a search; sends its weights once
     rl update: 10.4%, at least 664 ms; 1,010 ms if nothing is computed while something is sent
   """
-  rates = {"learning_rate": 1e-6, "warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.1}
-  return {
-    "experiment": "refrag",
-    "seed": 0,
-    "workdir": "runs/refrag_llama3_8b",
-    "init": "meta-llama/Meta-Llama-3-8B-Instruct",
-    "mesh": dataclasses.asdict(PRESETS["v5p-256"]),
-    "data": {"name": "passages"},
-    "model": {"remat": "full", "dtype": "bfloat16", "matmul_dtype": "auto"},
-    "memory": {"encoder": "lm", "dtype": "bfloat16"},
-    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
-    "sft": {"steps": 200, "batch_size": 512, "max_tokens": 1024, "accumulate": 2, "optimizer": rates},
-    "sft_gold": {"max_tokens": 64},
-    "rl": {
-      "steps": 200,
-      "questions_per_step": 256,
-      "rollouts_per_question": 8,
-      "accumulate": 4,
-      "advantage": "grpo",
-      "reward": {"f1_weight": 0.5},
-      "optimizer": rates,
-    },
-    "evaluation": {"periodic": 256, "final": 1024, "batch_size": 256},
-    "loop": {"checkpoint_every": 20, "eval_every": 20},
-  }
+  return on_a_pod("llama3_8b", "meta-llama/Meta-Llama-3-8B-Instruct", "v5p-256", 256)
 
 
-PRETRAINED = {"smollm2_135m": smollm2_135m, "llama3_8b_v5p256": llama3_8b_v5p256}
+def granite_350m_v5e16() -> dict[str, Any]:
+  """Return the differences for Granite 4 H 350M, a hybrid of attention and Mamba-2, on 16 chips of v5e."""
+  return on_a_pod("granite_350m", "ibm-granite/granite-4.0-h-350m", "v5e-16", 64)
+
+
+def gemma3_1b_v5e256() -> dict[str, Any]:
+  """Return the differences for Gemma 3 1B on 256 chips of v5e."""
+  return on_a_pod("gemma3_1b", "google/gemma-3-1b-it", "v5e-256", 256)
+
+
+PRETRAINED = {of.__name__: of for of in (smollm2_135m, granite_350m_v5e16, gemma3_1b_v5e256, llama3_8b_v5p256)}

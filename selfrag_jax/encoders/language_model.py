@@ -16,15 +16,17 @@ from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
 from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.export import TOKENIZER_FILES, export_safetensors
 from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.likelihood import CHUNK, log_probs_of_states
 from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
-from selfrag_jax.model.pretrained import TOKENIZER, TOKENIZER_CONFIG, export_safetensors, load_pretrained
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.model.stored import check_export
 from selfrag_jax.ragged import length_mask, round_up
 from selfrag_jax.storage.arrays import npz_bytes, read_npz
 from selfrag_jax.storage.json_lines import refuse_pointer
+from selfrag_jax.text.sentencepiece import SentencePieceTokenizer
 from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
@@ -195,15 +197,15 @@ class LMEncoder(TextEncoder):
 
   def check_folder(self, folder: str | os.PathLike) -> None:
     """Raise FileExistsError for a folder that `save` would refuse, and change nothing."""
-    check_export(Path(folder), (TOKENIZER, TOKENIZER_CONFIG, CONSTANTS))
+    check_export(Path(folder), (*TOKENIZER_FILES, CONSTANTS))
 
   def save(self, folder: str | os.PathLike, params: Params) -> None:
     """Write the model in the format of transformers, and the constants beside it.
 
     Raises ValueError for a tokenizer without a format in transformers.
     """
-    if not isinstance(self.tokenizer, BPETokenizer):
-      raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; an encoder with a byte-level BPE can")
+    if not isinstance(self.tokenizer, BPETokenizer | SentencePieceTokenizer):
+      raise ValueError(f"the tokenizer {self.tokenizer.name} cannot be saved; a BPE and a SentencePiece model can")
     others = {CONSTANTS: npz_bytes({name: np.asarray(params[name]) for name in FITTED})}
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others, **self._kept)
 

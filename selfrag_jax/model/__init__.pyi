@@ -4,11 +4,12 @@ from .config import LayerSpec as LayerSpec
 from .config import ModelConfig as ModelConfig
 from .config import count_params as count_params
 from .config import flops_per_token as flops_per_token
+from .export import export_gguf as export_gguf
+from .export import export_safetensors as export_safetensors
 from .likelihood import token_log_probs as token_log_probs
 from .lm import LM as LM
 from .lm import init_params as init_params
 from .lm import stack as stack
 from .lm import unstack as unstack
 from .pretrained import Pretrained as Pretrained
-from .pretrained import export_safetensors as export_safetensors
 from .pretrained import load_pretrained as load_pretrained

@@ -29,9 +29,16 @@ def causal_mask(query_index: Array, key_index: Array, window: int | None = None)
 
 
 def attend(
-  q_BxHxTxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, mask_BxTxS: Array, softcap: float | None = None
+  q_BxHxTxE: Array,
+  k_BxKxSxE: Array,
+  v_BxKxSxE: Array,
+  mask_BxTxS: Array,
+  softcap: float | None = None,
+  scale: float | None = None,
 ) -> Array:
   """Attend with grouped queries; head h reads key/value head h // (H / K). Returns [B, H, T, E] in the dtype of q.
+
+  `scale` multiplies the scores; None: E ** -0.5.
 
   Every query must see at least one key. Softmax in at least float32. Heads come before time, and the queries of a group
   follow each other, so that both products are plain batched matrix multiplications: XLA's CPU backend is half as fast
@@ -42,7 +49,7 @@ def attend(
   q = q_BxHxTxE.reshape(batch, kv_heads, -1, width)
   # bf16 loses the small probabilities that the sum needs: scores and softmax stay in float32
   scores = jnp.einsum("BKRE,BKSE->BKRS", q, k_BxKxSxE, preferred_element_type=accumulation_dtype(q.dtype))
-  scores = scores.reshape(batch, heads, time, -1) * width**-0.5
+  scores = scores.reshape(batch, heads, time, -1) * (width**-0.5 if scale is None else scale)
   if softcap is not None:
     scores = softcap * jnp.tanh(scores / softcap)
   probs = jax.nn.softmax(jnp.where(mask_BxTxS[:, None], scores, jnp.finfo(scores.dtype).min), axis=-1)
@@ -85,13 +92,13 @@ class Attention(nn.Module):
     q, k, v = self._project(x_BxTxD, positions_BxT)
     k, v = (sequence.every(x, 2, heads=1) for x in (k, v))
     segment_ids_BxS = sequence.every(segment_ids_BxT, 1)
-    window, softcap = self.spec.window, self.config.attention_softcap
+    window, how = self.spec.window, (self.config.attention_softcap, self.config.attention_multiplier)
     if self.config.kernels == "auto" and attention_tpu.fits(q, k):
-      return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, segment_ids_BxS, window, softcap))
+      return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, segment_ids_BxS, window, *how))
     time = x_BxTxD.shape[1]
     mask = causal_mask(sequence.part() * time + jnp.arange(time), jnp.arange(k.shape[2]), window)[None]
     mask &= segment_ids_BxT[:, :, None] == segment_ids_BxS[:, None, :]
-    return self._finish(checkpoint_name(attend(q, k, v, mask, softcap), MIXED))
+    return self._finish(checkpoint_name(attend(q, k, v, mask, *how), MIXED))
 
   def extend(self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache) -> tuple[Array, KVCache]:
     """Write the keys and values of the real tokens into the cache, and attend from them to all tokens so far."""
@@ -103,5 +110,5 @@ class Attention(nn.Module):
     keys = cache.keys.at[rows, heads, slots].set(k, mode="drop")
     values = cache.values.at[rows, heads, slots].set(v, mode="drop")
     mask = causal_mask(positions_BxT, jnp.arange(capacity)[None, :], self.spec.window)
-    attended = attend(q, keys, values, mask, self.config.attention_softcap)
+    attended = attend(q, keys, values, mask, self.config.attention_softcap, self.config.attention_multiplier)
     return self._finish(attended), KVCache(keys, values)

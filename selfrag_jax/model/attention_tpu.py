@@ -37,6 +37,7 @@ def attend(
   segment_ids_BxS: Array,
   window: int | None,
   softcap: float | None,
+  scale: float | None = None,
   interpret: bool = False,
 ) -> Array:
   """Attend as `attention.attend` does, each token to those before it in its segment and its window, and to itself.
@@ -61,7 +62,9 @@ def attend(
       residual_checkpoint_name=MIXED,
       interpret=interpret,
     )
-    return jax.vmap(kernel)(q * width**-0.5, k, v, splash.SegmentIds(segment_ids_BxT, segment_ids_BxS))
+    return jax.vmap(kernel)(
+      q * (width**-0.5 if scale is None else scale), k, v, splash.SegmentIds(segment_ids_BxT, segment_ids_BxS)
+    )
 
   def of_device(part: Array, *arrays: Array) -> Any:
     # a kernel is made for its mask: each part has its own, which skips the blocks behind it

@@ -47,4 +47,4 @@ def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     state = jnp.zeros((batch, c.ssm_heads, c.ssm_head_dim, c.ssm_state), accumulation_dtype(c.dtype))
     return SSMCache(jnp.zeros((batch, c.ssm_conv - 1, c.conv_channels), c.dtype), state)
 
-  return Cache(jnp.zeros((batch,), jnp.int32), tuple(layer(kind) for kind in c.block_pattern or ()))
+  return Cache(jnp.zeros((batch,), jnp.int32), tuple(layer(spec.kind) for spec in c.layers))

@@ -18,7 +18,7 @@ POSITIVE = (1e-30, 1e30)  # a range within float32 with room for square roots an
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-  """One layer: `T` is attention + MLP, `M` the Mamba-2 mixer. `window` and `rope_base` apply to `T` only."""
+  """One layer: `T` is attention + MLP, `M` the Mamba-2 mixer. `window` and `rope_base` apply to attention only."""
 
   kind: Literal["T", "M"]
   window: int | None = None
@@ -29,9 +29,9 @@ class LayerSpec:
 class ModelConfig:
   """A hybrid Transformer + Mamba-2 language model.
 
-  `block_pattern` is None (all `T`), a string (`"TTM"`, `"T,T,M"`, `"T*8+M*12"`) or a list of `T` and `M`; its length
-  must equal `n_layers`. Raises ValueError for a value of the wrong type, for sizes that do not fit together, with both
-  numbers, and for more parameters than any machine holds.
+  `block_pattern` is None (all `T`), a string (`"TTM"`, `"T,T,M"`, `"T*8+M*12"`) or a list of `T`, `L` and `M`; its
+  length must equal `n_layers`. `L` is a `T` that sees the last `window` tokens alone. Raises ValueError for a value of
+  the wrong type, for sizes that do not fit together, with both numbers, and for more parameters than any machine holds.
   """
 
   vocab_size: int
@@ -43,14 +43,22 @@ class ModelConfig:
   mlp_dim: int | None = None  # None: 8/3 d_model for gated MLPs, 4 d_model for relu2, in multiples of 32
   mlp: Literal["swiglu", "geglu", "relu2"] = "swiglu"
   block_pattern: str | Sequence[str] | None = None
-  window: int | None = None  # sliding window of attention in tokens
+  window: int | None = None  # tokens that an `L` layer sees, itself included
   rope: bool = True  # rotary embedding; beside `M` layers, which tell order, attention can do without (NoPE)
   rope_base: float = 10_000.0
+  window_rope_base: float | None = None  # of `L` layers; None: rope_base
   qk_norm: bool = False
   attention_softcap: float | None = None
   logit_softcap: float | None = None
+  # Granite's factors of what the blocks read, what they add, scores, and its divisor of logits
+  embedding_multiplier: float = 1.0
+  residual_multiplier: float = 1.0
+  attention_multiplier: float | None = None  # None: head_dim ** -0.5
+  logits_scaling: float = 1.0
   tie_embeddings: bool = True
   norm_eps: float = 1e-5
+  norm_plus_one: bool = False  # scales of norms are stored less one, as Gemma does
+  post_norms: bool = False  # norms behind attention and MLP too, before their sums (Gemma)
   init_scale: float = 0.02
   # Mamba-2 (arXiv 2405.21060)
   ssm_expand: int = 2
@@ -81,15 +89,20 @@ class ModelConfig:
       _require_float64()
     blocks = parse_block_pattern(self.block_pattern, self.n_layers)
     set_("block_pattern", blocks)
+    attends = set(blocks) != {"M"}
+    if ("L" in blocks) != (self.window is not None):
+      raise ValueError(f"window is {self.window} and block_pattern {''.join(blocks)}: a window is what L layers see")
+    if self.window_rope_base is not None and "L" not in blocks:
+      raise ValueError(f"window_rope_base is {self.window_rope_base}, and block_pattern has no L layers")
     if self.head_dim is None:
-      if "T" in blocks and self.d_model % self.n_heads:
+      if attends and self.d_model % self.n_heads:
         raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; set head_dim")
       set_("head_dim", max(self.d_model // self.n_heads, 1))
     if self.n_kv_heads is None:
       set_("n_kv_heads", self.n_heads)
     if self.n_heads % self.kv_heads:
       raise ValueError(f"n_heads {self.n_heads} is not divisible by n_kv_heads {self.kv_heads}")
-    if "T" in blocks and self.rope and self.head_width % 2:
+    if attends and self.rope and self.head_width % 2:
       raise ValueError(f"head_dim {self.head_width} is odd; rotary embedding turns pairs")
     if self.mlp_dim is None:
       set_("mlp_dim", math.ceil((4 if self.mlp == "relu2" else 8 / 3) * self.d_model / 32) * 32)
@@ -133,8 +146,18 @@ class ModelConfig:
 
   @property
   def layers(self) -> tuple[LayerSpec, ...]:
-    attention = LayerSpec("T", self.window, self.rope_base if self.rope else None)
-    return tuple(attention if kind == "T" else LayerSpec("M") for kind in self.block_pattern or ())
+    base = self.rope_base if self.rope else None
+    kinds = {
+      "T": LayerSpec("T", None, base),
+      "L": LayerSpec("T", self.window, base and (self.window_rope_base or base)),
+      "M": LayerSpec("M"),
+    }
+    return tuple(kinds[kind] for kind in self.block_pattern or ())
+
+  @property
+  def n_attention(self) -> int:
+    """The number of layers with attention."""
+    return sum(kind != "M" for kind in self.block_pattern or ())
 
   def to_dict(self) -> dict[str, Any]:
     """Return the fields as JSON types; `ModelConfig(**d)` gives the same model back."""
@@ -197,7 +220,7 @@ def unfit_size(value: Any, limit: int = MAX_SIZE) -> str | None:
 
 
 def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> tuple[str, ...]:
-  """Return the pattern as a tuple of `T` and `M`. Raises ValueError, with both numbers, if its length is wrong."""
+  """Return the pattern as a tuple of `T`, `L` and `M`. Raises ValueError, with both numbers, if its length is wrong."""
   if pattern is None:
     blocks = ["T"] * n_layers
   elif isinstance(pattern, str):
@@ -214,10 +237,11 @@ def parse_block_pattern(pattern: str | Sequence[str] | None, n_layers: int) -> t
   elif isinstance(pattern, list | tuple):
     blocks = list(pattern)
   else:
-    raise ValueError(f"block_pattern is {reprlib.repr(pattern)}; write e.g. 'T*8+M*12', or a list of T and M")
-  if unknown := [block for block in blocks if block not in ("T", "M")]:
+    raise ValueError(f"block_pattern is {reprlib.repr(pattern)}; write e.g. 'T*8+M*12', or a list of T, L and M")
+  if unknown := [block for block in blocks if block not in ("T", "L", "M")]:
     raise ValueError(
-      f"block_pattern has {reprlib.repr(unknown[0])}; the blocks are T (attention + MLP) and M (Mamba-2)"
+      f"block_pattern has {reprlib.repr(unknown[0])}; the blocks are T (attention + MLP), L (the same in a window) and "
+      "M (Mamba-2)"
     )
   if len(blocks) != n_layers:
     raise ValueError(f"block_pattern has {len(blocks)} blocks, n_layers is {n_layers}")
@@ -248,21 +272,19 @@ def segments(layers: Sequence[LayerSpec]) -> tuple[tuple[tuple[LayerSpec, ...], 
 def count_params(config: ModelConfig) -> dict[str, int]:
   """Count the parameters of each part (embedding with its padded rows), and their `total`."""
   c = config
-  mlp = c.d_model * c.mlp_width * (2 if c.mlp == "relu2" else 3) + c.d_model
+  norms = c.d_model * (2 if c.post_norms else 1)
+  mlp = c.d_model * c.mlp_width * (2 if c.mlp == "relu2" else 3) + norms
   attention = (
-    c.d_model * c.head_width * (2 * c.n_heads + 2 * c.kv_heads) + c.d_model + (2 * c.head_width if c.qk_norm else 0)
+    c.d_model * c.head_width * (2 * c.n_heads + 2 * c.kv_heads) + norms + (2 * c.head_width if c.qk_norm else 0)
   )
   in_proj = c.d_model * (c.ssm_inner + c.conv_channels + c.ssm_heads)
-  mamba = (
-    in_proj + c.conv_channels * (c.ssm_conv + 1) + 3 * c.ssm_heads + c.ssm_inner + c.ssm_inner * c.d_model + c.d_model
-  )
-  n_attention = (c.block_pattern or ()).count("T")
-  n_mamba = c.n_layers - n_attention
+  mamba = in_proj + c.conv_channels * (c.ssm_conv + 1) + 3 * c.ssm_heads + c.ssm_inner + c.ssm_inner * c.d_model + norms
+  n_mamba = c.n_layers - c.n_attention
   parts = {
     "embedding": c.padded_vocab * c.d_model * (1 if c.tie_embeddings else 2),
-    "attention": n_attention * attention,
+    "attention": c.n_attention * attention,
     "mamba": n_mamba * mamba,
-    "mlp": (n_attention + (n_mamba if c.mamba_mlp else 0)) * mlp,
+    "mlp": (c.n_attention + (n_mamba if c.mamba_mlp else 0)) * mlp,
     "final_norm": c.d_model,
     "query_projection": c.d_model**2 if c.query_projection else 0,
   }
@@ -280,9 +302,10 @@ def flops_per_token(config: ModelConfig, context: int) -> float:
   """Return the forward FLOPs (2 x multiply-adds) of one token after `context` others; training costs 3 times that."""
   c, parts = config, count_params(config)
   matmuls = parts["attention"] + parts["mamba"] + parts["mlp"] + c.padded_vocab * c.d_model
-  n_attention = (c.block_pattern or ()).count("T")
-  attended = min(context, c.window or context)
-  attention = n_attention * 2 * c.n_heads * c.head_width * attended
+  attended = sum(min(context, layer.window or context) for layer in c.layers if layer.kind == "T")
+  attention = 2 * c.n_heads * c.head_width * attended
   # within a chunk: scores C B^T and their product with x; between chunks: state in and out
-  ssd = (c.n_layers - n_attention) * c.ssm_inner * (2 * c.ssm_state + c.ssm_chunk * (1 + c.ssm_state / c.ssm_head_dim))
+  ssd = (
+    (c.n_layers - c.n_attention) * c.ssm_inner * (2 * c.ssm_state + c.ssm_chunk * (1 + c.ssm_state / c.ssm_head_dim))
+  )
   return 2.0 * (matmuls + attention + ssd)

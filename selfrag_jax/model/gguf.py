@@ -3,7 +3,9 @@
 The reader trusts no length in a file: it compares each with the rest of the file before using it.
 """
 
+import json
 import mmap
+import reprlib
 import struct
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +18,8 @@ import numpy as np
 
 from selfrag_jax.model.stored import Stored, Tensors
 from selfrag_jax.storage.json_lines import refuse_pointer
-from selfrag_jax.text.tokenizer import BPETokenizer
+from selfrag_jax.text.sentencepiece import CONTROL, UNKNOWN, SentencePieceTokenizer
+from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer, splitting
 
 # GGUF's name of a pre-tokenizer -> whether it splits numbers into digits; otherwise all split text as GPT-2 does.
 DIGITS_ALONE = {"gpt-2": False, "smollm": True}
@@ -154,17 +157,26 @@ def _dequantised(path: Path, name: str, data: memoryview, quantization: Any, axe
     raise ValueError(f"{path}: tensor {name} is {quantization.name}, which gguf cannot dequantise") from None
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> BPETokenizer | None:
-  """Rebuild the file's tokenizer; None if it has none. Raises ValueError if it is no byte-level BPE that we can run."""
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
+  """Rebuild the file's tokenizer; None if it has none. Raises ValueError if it is of a kind that we cannot run."""
   from gguf import TokenType
 
   if "tokenizer.ggml.model" not in metadata:
     return None
+  if metadata["tokenizer.ggml.model"] == "llama":
+    pieces, types = (_list(metadata, name, LISTS[name]) for name in (TOKENS, TYPES))
+    scores, unknown = _list(metadata, SCORES, float), metadata.get(UNKNOWN_ID, 0)
+    if not len(pieces) == len(types) == len(scores):
+      raise ValueError(f"{TOKENS} has {len(pieces)} entries, {TYPES} {len(types)}, {SCORES} {len(scores)}")
+    if not isinstance(unknown, int) or not 0 <= unknown < len(pieces):
+      raise ValueError(f"{UNKNOWN_ID} is {reprlib.repr(unknown)}; it must be an id of the {len(pieces)} tokens")
+    adds_space = metadata.get(ADDS_SPACE, True) is True
+    return SentencePieceTokenizer.from_pieces(pieces, scores, types, unknown=unknown, adds_space=adds_space)
   model, splitting = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
   if model != "gpt2" or splitting not in tuple(DIGITS_ALONE):
     raise ValueError(
-      f"the file's tokenizer is {model!r} with tokenizer.ggml.pre {splitting!r}; implemented is 'gpt2' with one of "
-      f"{sorted(DIGITS_ALONE)}: load the model's Hugging Face folder instead"
+      f"the file's tokenizer is {model!r} with tokenizer.ggml.pre {splitting!r}; implemented are 'llama', and "
+      f"'gpt2' with one of {sorted(DIGITS_ALONE)}: load the model's Hugging Face folder instead"
     )
   tokens, types, merges = (_list(metadata, name, kind) for name, kind in LISTS.items())
   if len(tokens) != len(types):
@@ -173,7 +185,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> BPETokenizer | None:
   return BPETokenizer.from_pieces(tokens, merges, control, digits=DIGITS_ALONE[str(splitting)])
 
 
-LISTS = {"tokenizer.ggml.tokens": str, "tokenizer.ggml.token_type": int, "tokenizer.ggml.merges": str}
+TOKENS, TYPES, MERGES, SCORES, UNKNOWN_ID, ADDS_SPACE = (
+  f"tokenizer.ggml.{name}"
+  for name in ("tokens", "token_type", "merges", "scores", "unknown_token_id", "add_space_prefix")
+)
+LISTS = {TOKENS: str, TYPES: int, MERGES: str}
 
 
 def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
@@ -181,3 +197,38 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
   if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
     raise ValueError(f"{name} is missing, or no list of {kind.__name__}; load the model's Hugging Face folder instead")
   return values
+
+
+def described_tokenizer(tokenizer: BPETokenizer | SentencePieceTokenizer, rows: int) -> dict[str, Any]:
+  """Return the fields of a file for a tokenizer, ids below `rows` only: what `gguf_tokenizer` reads.
+
+  Raises ValueError for a tokenizer that splits text in a way that GGUF has no name for here.
+  """
+  from gguf import TokenType
+
+  if isinstance(tokenizer, SentencePieceTokenizer):
+    appended = [(name, -1000.0, CONTROL) for name, i in tokenizer.special.items() if i >= len(tokenizer.pieces)]
+    unused = [(f"[UNUSED_{i}]", -1000.0, int(TokenType.UNUSED)) for i in range(tokenizer.vocab_size, rows)]
+    described = [*tokenizer.pieces, *appended, *unused][:rows]
+    pieces, scores, types = (list(column) for column in zip(*described, strict=True))
+    unknown = {UNKNOWN_ID: types.index(UNKNOWN)} if UNKNOWN in types else {}
+    lists = {TOKENS: pieces, SCORES: scores, TYPES: types}
+    return {"tokenizer.ggml.model": "llama", **lists, **unknown, ADDS_SPACE: tokenizer.adds_space}
+  definition = json.loads(tokenizer._rust.to_str())
+  by_name = {name: splitting(digits) for name, digits in DIGITS_ALONE.items()}
+  names = [name for name, splits in by_name.items() if splits == definition["pre_tokenizer"]]
+  if not names or definition["normalizer"]:
+    raise ValueError("the tokenizer splits text in a way that GGUF has no name for; export a Hugging Face folder")
+  tokens = {i: piece for piece, i in definition["model"]["vocab"].items() if i < rows}
+  special = {i: name for name, i in tokenizer.special.items() if i < rows}
+  known = tokens | special
+  return {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": names[0],
+    TOKENS: [known.get(i, f"[UNUSED_{i}]") for i in range(rows)],
+    TYPES: [
+      int(TokenType.CONTROL if i in special else TokenType.NORMAL if i in tokens else TokenType.UNUSED)
+      for i in range(rows)
+    ],
+    MERGES: [" ".join(merge) for merge in definition["model"]["merges"]],
+  }

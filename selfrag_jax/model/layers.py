@@ -98,8 +98,12 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     width = x.shape[-1]
-    init = nn.with_logical_partitioning(nn.initializers.ones, ("width",))
-    scale = self.param("scale", init, (width,), jnp.dtype(self.config.param_dtype))
+    plus_one = self.config.norm_plus_one
+    init = nn.initializers.zeros if plus_one else nn.initializers.ones
+    scale: Any = self.param(
+      "scale", nn.with_logical_partitioning(init, ("width",)), (width,), jnp.dtype(self.config.param_dtype)
+    )
+    scale = 1 + scale if plus_one else scale
     # the mean of squares overflows float16 and loses digits in bfloat16
     grouped = x.astype(accumulation_dtype(x.dtype)).reshape(*x.shape[:-1], self.groups, width // self.groups)
     grouped *= jax.lax.rsqrt(jnp.mean(jnp.square(grouped), axis=-1, keepdims=True) + self.config.norm_eps)

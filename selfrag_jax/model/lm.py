@@ -41,7 +41,7 @@ REMAT_POLICIES = {
 
 
 class Block(nn.Module):
-  """One layer with its residual connections: a mixer and, except for a bare `M`, an MLP."""
+  """One layer with its residual connections: a mixer and, except for a bare `M`, an MLP, each between its norms."""
 
   config: ModelConfig
   spec: LayerSpec
@@ -50,24 +50,34 @@ class Block(nn.Module):
     c, kind = self.config, self.spec.kind
     self.mixer_norm = RMSNorm(c)
     self.mixer: Any = Attention(c, self.spec) if kind == "T" else Mamba(c)
-    if kind == "T" or c.mamba_mlp:
+    self.has_mlp = kind == "T" or c.mamba_mlp
+    if self.has_mlp:
       self.mlp_norm, self.mlp = RMSNorm(c), MLP(c)
+    if c.post_norms:
+      self.mixer_post_norm = RMSNorm(c)
+      if self.has_mlp:
+        self.mlp_post_norm = RMSNorm(c)
 
-  def _add_mlp(self, x: Array) -> Array:
-    has_mlp = self.spec.kind == "T" or self.config.mamba_mlp
-    x = x + self.mlp(self.mlp_norm(x)) if has_mlp else x
+  def _add(self, x: Array, part: Array, post_norm: str) -> Array:
+    c = self.config
+    part = getattr(self, post_norm)(part) if c.post_norms else part
+    return x + (part if c.residual_multiplier == 1 else part * c.residual_multiplier)
+
+  def _finish(self, x: Array, mixed: Array) -> Array:
+    x = self._add(x, mixed, "mixer_post_norm")
+    x = self._add(x, self.mlp(self.mlp_norm(x)), "mlp_post_norm") if self.has_mlp else x
     return constrain(x, "batch", "time", None)
 
   def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
     with jax.named_scope(self.spec.kind):
-      return self._add_mlp(x_BxTxD + self.mixer(self.mixer_norm(x_BxTxD), positions_BxT, segment_ids_BxT))
+      return self._finish(x_BxTxD, self.mixer(self.mixer_norm(x_BxTxD), positions_BxT, segment_ids_BxT))
 
   def extend(
     self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache
   ) -> tuple[Array, Any]:
     with jax.named_scope(self.spec.kind):
       mixed, cache = self.mixer.extend(self.mixer_norm(x_BxTxD), positions_BxT, real_BxT, cache)
-      return self._add_mlp(x_BxTxD + mixed), cache
+      return self._finish(x_BxTxD, mixed), cache
 
 
 class Unit(nn.Module):
@@ -116,7 +126,8 @@ class LM(nn.Module):
     self.segments = [scan(unit, repeats) for unit, repeats in segments(c.layers)]
 
   def _embed_tokens(self, tokens_BxT: Array) -> Array:
-    return constrain(look_up(self.embedding, tokens_BxT, self.config.dtype), "batch", "time", None)
+    x, factor = look_up(self.embedding, tokens_BxT, self.config.dtype), self.config.embedding_multiplier
+    return constrain(x if factor == 1 else x * factor, "batch", "time", None)
 
   def __call__(
     self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None
@@ -150,6 +161,8 @@ class LM(nn.Module):
     flat_NxD = hidden.reshape(-1, c.d_model)  # as in `linear`
     logits = product(flat_NxD, self.head, c.matmul_dtype, transposed=True, out=accumulation_dtype(hidden.dtype))
     logits = logits.reshape(*hidden.shape[:-1], c.padded_vocab)
+    if c.logits_scaling != 1:
+      logits /= c.logits_scaling
     if c.logit_softcap is not None:
       logits = c.logit_softcap * jnp.tanh(logits / c.logit_softcap)
     if c.padded_vocab == c.vocab_size:

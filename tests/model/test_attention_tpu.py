@@ -24,22 +24,25 @@ def arrays(heads, kv_heads):
   return of(heads), of(kv_heads), of(kv_heads), jnp.asarray(segments, jnp.int32)
 
 
-def slowly(q, k, v, segments, _, window, softcap):
+def slowly(q, k, v, segments, _, window, *how):
   index = jnp.arange(TIME)
   mask = (segments[:, :, None] == segments[:, None]) & causal_mask(index, index, window)[None]
-  return attend(q, k, v, mask, softcap)
+  return attend(q, k, v, mask, *how)
 
 
 @pytest.mark.parametrize(
-  ("heads", "kv_heads", "window", "softcap"),
-  [(2, 2, None, None), (4, 2, None, None), (4, 1, 50, None), (2, 2, 1, None), (2, 1, None, 5.0)],
+  ("heads", "kv_heads", "options"),
+  [
+    *[(2, 2, (None, None, None)), (4, 2, (None, None, None)), (4, 1, (50, None, None)), (2, 2, (1, None, None))],
+    *[(2, 1, (None, 5.0, None)), (2, 1, (None, None, 0.5))],
+  ],
 )
-def test_the_kernel_attends_as_every_device_does_and_so_does_its_gradient(heads, kv_heads, window, softcap):
+def test_the_kernel_attends_as_every_device_does_and_so_does_its_gradient(heads, kv_heads, options):
   *qkv, segments = arrays(heads, kv_heads)
   weights = jnp.cos(jnp.arange(WIDTH))
 
   def loss(attend, *qkv):
-    attended = attend(*qkv, segments, segments, window, softcap)
+    attended = attend(*qkv, segments, segments, *options)
     return (attended * weights[None, None, None]).sum(), attended
 
   run = lambda attend: jax.jit(jax.value_and_grad(partial(loss, attend), argnums=(0, 1, 2), has_aux=True))(*qkv)

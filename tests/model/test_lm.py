@@ -94,7 +94,9 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
 @pytest.mark.parametrize(
   "options",
   [
-    {"window": 4},
+    {"block_pattern": "LMT", "n_layers": 3, "window": 4, "window_rope_base": 100.0},
+    {"post_norms": True, "norm_plus_one": True, "mamba_mlp": True},
+    {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 2.0},
     {"qk_norm": True},
     {"rope": False},
     {"attention_softcap": 1.0, "logit_softcap": 1.0},
@@ -119,9 +121,9 @@ def test_a_row_of_length_zero_keeps_every_bit(width):
     assert np.asarray(old[1]).tobytes() != np.asarray(new[1]).tobytes()
 
 
-@pytest.mark.parametrize("pattern", ["T", "M", "TMM"])
+@pytest.mark.parametrize("pattern", ["L", "M", "TMM", "LMT"])
 def test_packed_documents_equal_separate_ones(pattern):
-  config = small(pattern, window=12)
+  config = small(pattern, window=12 if "L" in pattern else None)
   params = params_of(config)
   lengths, starts = (5, 11, 1, 7), (0, 5, 16, 17)
   documents = tokens_of(config, (4, 26))
@@ -157,7 +159,7 @@ def test_gradients_neither_reach_the_future_nor_another_document(pattern):
 
 
 def test_the_window_limits_what_is_seen():
-  config = small("T", window=4)
+  config = small("L", window=4)
   params = params_of(config)
   tokens = tokens_of(config, (1, 12))
   changed = tokens.at[0, 5].set((tokens[0, 5] + 1) % 61)

@@ -4,65 +4,22 @@ import dataclasses
 import importlib.util
 import json
 
-import gguf
 import huggingface_hub
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-  AutoModelForCausalLM,
-  AutoTokenizer,
-  LlamaConfig,
-  LlamaForCausalLM,
-  Mamba2Config,
-  Mamba2ForCausalLM,
-)
+from their_models import MODELS, make_gemma, make_granite, make_llama, make_mamba, our_logits, their_logits
+from transformers import AutoModelForCausalLM
 
 from selfrag_jax.mesh import absent
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.export import export_safetensors
 from selfrag_jax.model.lm import LM, init_params
-from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
-from selfrag_jax.text.chat import CHATML, render_for_completion
-from selfrag_jax.text.special import SPECIAL_TOKENS
+from selfrag_jax.model.pretrained import load_pretrained
+from selfrag_jax.text.chat import render_for_completion
 from selfrag_jax.text.tokenizer import BPETokenizer
-
-TOKENS = np.random.default_rng(0).integers(0, 61, (2, 21))
-BYTES = sorted(ByteLevel.alphabet())
-PIECES = ["<|im_start|>", "<|im_end|>", *BYTES[:-3], "th", "the"]  # without three bytes, as SmolLM2 lacks 21
-MERGES = ["t h", "th e"]
-TEXT = "the 42 paths <|im_end|>"
-
-
-def make_llama(**overrides):
-  fields = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
-  fields |= dict(num_key_value_heads=2, rope_theta=500.0, rms_norm_eps=1e-4)
-  return perturbed(LlamaForCausalLM(LlamaConfig(**(fields | overrides))))
-
-
-def make_mamba(**overrides):
-  fields = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=4, n_groups=1)
-  return perturbed(Mamba2ForCausalLM(Mamba2Config(**(fields | dict(chunk_size=8) | overrides))))
-
-
-def perturbed(model):
-  """Move every parameter: ones and zeros that are swapped, or left out, would not show."""
-  generator = torch.Generator().manual_seed(0)
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-  return model.eval()
-
-
-MODELS = {
-  "llama": make_llama,
-  "llama_tied_wide_heads": lambda: make_llama(tie_word_embeddings=True, head_dim=12),
-  "mamba2": make_mamba,
-  "mamba2_tied_groups": lambda: make_mamba(n_groups=2, tie_word_embeddings=True),
-}
 
 
 @pytest.fixture
@@ -83,24 +40,13 @@ def test_a_plan_needs_no_weights(llama):
     load_pretrained(llama)
 
 
-def our_logits(loaded, tokens=TOKENS):
-  model = LM(loaded.config)
-  forward = jax.jit(lambda params: model.apply(params, model.apply(params, jnp.asarray(tokens)), method="logits"))
-  return np.asarray(forward(loaded.params))[..., : loaded.base_vocab_size]
-
-
-def their_logits(model, tokens=TOKENS):
-  with torch.no_grad():
-    return model(torch.tensor(tokens)).logits.numpy()
-
-
-@pytest.mark.parametrize(("name", "tolerance"), [*zip(MODELS, (1e-4, 1e-4, 1e-5, 1e-5), strict=True)])
-def test_logits_equal_transformers(name, tolerance, tmp_path):
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(name, tmp_path):
   model = MODELS[name]()
   model.save_pretrained(tmp_path, max_shard_size="20KB")
   assert (tmp_path / "model.safetensors.index.json").exists()
   loaded = load_pretrained(tmp_path)
-  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=tolerance, rtol=0)
+  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
   assert loaded.context_tokens == getattr(model.config, "max_position_embeddings", None)  # Mamba-2 has no limit
 
 
@@ -121,9 +67,15 @@ def test_round_trip_returns_every_byte(name, dtype, tmp_path):
   np.testing.assert_array_equal(their_logits(ours), their_logits(theirs))
 
 
-@pytest.mark.parametrize("pattern", ["TT", "MM"])
-def test_transformers_runs_a_model_that_began_here(pattern, tmp_path):
-  config = ModelConfig(61, d_model=32, n_layers=2, block_pattern=pattern, init_scale=0.2)
+@pytest.mark.parametrize(
+  ("pattern", "options"),
+  [
+    *[("TT", {}), ("TT", {"rope": False}), ("MM", {}), ("MM", {"mamba_mlp": True})],
+    *[("MTM", {}), ("MTM", {"rope": False}), ("TMMT", {"mamba_mlp": True})],
+  ],
+)
+def test_transformers_runs_a_model_that_began_here(pattern, options, tmp_path):
+  config = ModelConfig(61, d_model=32, n_layers=len(pattern), block_pattern=pattern, init_scale=0.2, **options)
   params = init_params(config, jax.random.key(0))
   export_safetensors(tmp_path, config, params)
   loaded = load_pretrained(tmp_path)
@@ -221,6 +173,29 @@ def test_a_longest_context_that_is_no_number_is_named(llama, longest):
     (make_llama, {"mlp_bias": True}, "mlp_bias"),
     (make_llama, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     (make_llama, {"quantization_config": {"bits": 4}}, "quantization_config"),
+    (make_granite, {"num_local_experts": 8}, "num_local_experts is 8"),
+    (make_granite, {"num_local_experts": None}, "num_local_experts is None"),
+    (
+      make_granite,
+      {"layer_types": ["mamba", "moe", "mamba"]},
+      "layer_types is .*moe.*full_attention, mamba",
+    ),
+    (make_granite, {"layer_types": ["mamba"]}, "block_pattern has 1 blocks, n_layers is 3"),
+    (make_granite, {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+    (make_granite, {"mamba_proj_bias": True}, "mamba_proj_bias"),
+    (
+      make_granite,
+      {"mamba_mlp": False},
+      r"mamba_mlp is false, yet .*post_attention_layernorm.* is not 1\.0",
+    ),
+    (make_gemma, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    (make_gemma, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    (make_gemma, {"model_type": "gemma3"}, "model_type is 'gemma3'; implemented are .*gemma3_text"),
+    (
+      make_gemma,
+      {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+      "rope_type is 'linear'",
+    ),
     (make_mamba, {"use_bias": True}, "use_bias"),
     (make_mamba, {"use_conv_bias": False}, "use_conv_bias"),
     (make_mamba, {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
@@ -240,6 +215,26 @@ def test_config_of_transformers_4_is_understood(llama):
   del config["rope_parameters"]
   (llama / "config.json").write_text(json.dumps(config | {"rope_theta": 777.0, "rope_scaling": None}))
   assert load_pretrained(llama).config.rope_base == 777.0
+
+
+@pytest.mark.parametrize(
+  ("make", "moved", "old"),
+  [
+    (make_granite, "layer_types", {"layer_types": ["mamba", "attention", "mamba"], "rope_theta": 10_000.0}),
+    (make_gemma, "rope_parameters", {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": None}),
+    (lambda: make_gemma("LLTLLT"), "layer_types", {"sliding_window_pattern": 3}),
+    (lambda: make_gemma("LLLLLTL"), "layer_types", {}),
+  ],
+)
+def test_older_names_mean_the_same(make, moved, old, tmp_path):
+  make().save_pretrained(tmp_path)
+  fields = json.loads((tmp_path / "config.json").read_text())
+  new = load_pretrained(tmp_path).config
+  del fields[moved]
+  fields.pop("sliding_window_pattern", None)
+  fields.pop("_sliding_window_pattern", None)
+  (tmp_path / "config.json").write_text(json.dumps(fields | old))
+  assert load_pretrained(tmp_path).config == new
 
 
 def test_pickled_weights_are_refused_with_the_fix(llama):
@@ -282,105 +277,18 @@ def test_smollm2_comes_from_the_hub_where_its_package_is_not_installed(tmp_path,
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    (dict(window=8), "window is 8"),
     (dict(qk_norm=True), "qk_norm"),
-    (dict(rope=False), "rope is False"),
     (dict(mlp="relu2"), "mlp is 'relu2'"),
     (dict(logit_softcap=30.0), "logit_softcap"),
-    (dict(block_pattern="TM"), "mixes T and M"),
-    (dict(block_pattern="MM", mamba_mlp=True), "mamba_mlp"),
+    (dict(block_pattern="ML", window=8), "blocks LM; no architecture of transformers"),
+    (dict(block_pattern="TL", window=8), "Gemma3ForCausalLM can only express"),
+    (dict(query_projection=True), "query_projection"),
   ],
 )
 def test_export_refuses_what_transformers_cannot_express(fields, message, tmp_path):
   config = ModelConfig(61, d_model=32, n_layers=2, **fields)
   with pytest.raises(ValueError, match=message):
     export_safetensors(tmp_path, config, {})
-
-
-def write_gguf(path, model, architecture="llama", pre="smollm", rope_scaling=None):
-  """Write a Llama as llama.cpp's converter does: q and k rows reordered so that rotary pairs are neighbours."""
-  c = model.config
-  writer = gguf.GGUFWriter(path, architecture)
-  writer.add_context_length(c.max_position_embeddings)
-  writer.add_block_count(c.num_hidden_layers)
-  writer.add_embedding_length(c.hidden_size)
-  writer.add_feed_forward_length(c.intermediate_size)
-  writer.add_head_count(c.num_attention_heads)
-  writer.add_head_count_kv(c.num_key_value_heads)
-  writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-  writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-  writer.add_rope_dimension_count(c.head_dim)
-  if rope_scaling:
-    writer.add_rope_scaling_type(rope_scaling)
-  writer.add_tokenizer_model("gpt2")
-  writer.add_tokenizer_pre(pre)
-  writer.add_token_list(PIECES)
-  writer.add_token_types([gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (len(PIECES) - 2))
-  writer.add_token_merges(MERGES)
-  names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
-  for name, tensor in model.state_dict().items():
-    if c.tie_word_embeddings and name == "lm_head.weight":
-      continue
-    value = tensor.numpy()
-    if "q_proj" in name or "k_proj" in name:
-      value = value.copy()
-      for head in range(len(value) // c.head_dim):
-        rows, half = value[head * c.head_dim : (head + 1) * c.head_dim].copy(), c.head_dim // 2
-        value[head * c.head_dim : (head + 1) * c.head_dim : 2] = rows[:half]
-        value[head * c.head_dim + 1 : (head + 1) * c.head_dim : 2] = rows[half:]
-    writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value)
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_gguf_equals_transformers(tied, tmp_path):
-  model = make_llama(vocab_size=len(PIECES), tie_word_embeddings=tied, hidden_size=64, max_position_embeddings=96)
-  write_gguf(tmp_path / "tiny.gguf", model)
-  loaded = load_pretrained(tmp_path / "tiny.gguf")
-  assert loaded.context_tokens == 96
-  assert (loaded.config.norm_eps, loaded.config.rope_base, loaded.config.tie_embeddings) == (1e-4, 500.0, tied)
-  np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=1e-4, rtol=0)
-  assert loaded.config.vocab_size == loaded.tokenizer.vocab_size == len(PIECES) + len(SPECIAL_TOKENS) + 3
-  assert loaded.chat_template == CHATML
-  ids = loaded.tokenizer.encode(TEXT)
-  assert PIECES[ids[0]] == "the"
-  assert PIECES.index("<|im_end|>") not in ids
-
-
-@pytest.mark.parametrize(
-  ("fields", "message"),
-  [
-    (dict(architecture="gemma", pre="gemma"), "general.architecture is 'gemma'"),
-    (dict(pre="llama-bpe"), "'llama-bpe'"),
-    (dict(rope_scaling=gguf.RopeScalingType.YARN), "llama.rope.scaling.type is 'yarn'"),
-  ],
-)
-def test_gguf_that_is_not_implemented_is_refused_by_name(fields, message, tmp_path):
-  write_gguf(tmp_path / "tiny.gguf", make_llama(vocab_size=len(PIECES)), **fields)
-  with pytest.raises(ValueError, match=message):
-    load_pretrained(tmp_path / "tiny.gguf")
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_exported_tokenizer_gives_the_same_ids_here_and_in_transformers(keep, tmp_path):
-  write_gguf(tmp_path / "tiny.gguf", make_llama(vocab_size=len(PIECES)))
-  loaded = load_pretrained(tmp_path / "tiny.gguf")
-  rows = loaded.config.vocab_size if keep else loaded.base_vocab_size
-  folder = tmp_path / "exported"
-  export_safetensors(folder, loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
-  again = load_pretrained(folder)
-  assert again.base_vocab_size == rows
-  assert again.tokenizer.special == loaded.tokenizer.special
-  assert again.tokenizer.encode(TEXT) == loaded.tokenizer.encode(TEXT)
-  theirs = AutoTokenizer.from_pretrained(folder)
-  assert theirs("the 42 paths").input_ids == loaded.tokenizer.encode("the 42 paths")
-  assert len(theirs) == rows
-  assert {token.content: i for i, token in theirs.added_tokens_decoder.items()} == {
-    token: i for token, i in loaded.tokenizer.special.items() if i < rows
-  }
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def drawn(time=TIME):
   ("pattern", "options"),
   [
     ("T", {}),
-    ("T", {"window": 20, "qk_norm": True}),
+    ("L", {"window": 20, "qk_norm": True}),
     ("M", {}),
     ("TMM", {"remat": "full"}),
     ("MT", {"mamba_mlp": True}),

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from selfrag_jax.model.export import export_safetensors
 from selfrag_jax.model.gguf import read_gguf
-from selfrag_jax.model.pretrained import export_safetensors, load_pretrained
+from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.model.stored import open_safetensors
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

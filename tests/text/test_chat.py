@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from selfrag_jax.text.chat import (
   CHATML,
   COMPACT,
+  GEMMA,
+  GRANITE,
   LLAMA3,
   document_body,
   find_template,
@@ -47,6 +49,22 @@ LLAMA3_TEMPLATE = (
   "message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set text = bos_token + text %}{% endif %}"
   "{{ text }}{% endfor %}{% if add_generation_prompt %}"
   "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GRANITE_TOKENS = ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"]
+GRANITE_TEMPLATE = (
+  "{% for message in messages %}{{'<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + "
+  "'<|end_of_text|>\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}"
+  "{% endif %}"
+)
+GEMMA_TOKENS = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
+# the system message begins the first turn of the user
+GEMMA_TEMPLATE = (
+  "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim + '\n\n' %}"
+  "{% set others = messages[1:] %}{% else %}{% set first = '' %}{% set others = messages %}{% endif %}"
+  "{% for message in others %}{% set role = 'model' if message['role'] == 'assistant' else 'user' %}"
+  "{{ '<start_of_turn>' + role + '\n' + (first if loop.first else '') + message['content'] | trim }}"
+  "{{ '<end_of_turn>\n' }}"
+  "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 LAMP = {"title": "The lamp", "content": "It is red.\n", "score": 0.5}
 PLAIN = {"content": " Only this"}
@@ -153,16 +171,29 @@ def test_chatml_is_the_chat_template_of_transformers(oracle, bpe):
     assert prompt == reference_ids(oracle, kept, add_generation_prompt=True)
 
 
-def test_llama_3_has_the_chat_template_of_transformers(tmp_path):
-  llama = make_oracle(tmp_path, LLAMA3_TOKENS, LLAMA3_TEMPLATE, LLAMA3_WORDS, bos_token=LLAMA3_TOKENS[0])
+@pytest.mark.parametrize(
+  ("template", "tokens", "jinja", "words"),
+  [
+    (LLAMA3, LLAMA3_TOKENS, LLAMA3_TEMPLATE, LLAMA3_WORDS),
+    (GRANITE, GRANITE_TOKENS, GRANITE_TEMPLATE, LLAMA3_WORDS),
+    (GEMMA, GEMMA_TOKENS, GEMMA_TEMPLATE, BYTES),
+  ],
+  ids=["llama3", "granite", "gemma"],
+)
+def test_other_templates_are_those_of_transformers(template, tokens, jinja, words, tmp_path):
+  theirs = make_oracle(tmp_path, tokens, jinja, words, bos_token=tokens[0])
   tokenizer = BPETokenizer.from_folder(tmp_path)
-  assert find_template(tokenizer) is LLAMA3
+  assert find_template(tokenizer) is template
   rng = random.Random(1)
   for messages in (random_conversation(rng) for _ in range(200)):
-    ids, mask = render_conversation(tokenizer, {"messages": messages}, LLAMA3)
-    assert ids == reference_ids(llama, messages), messages
-    prompt = render_for_completion(tokenizer, {"messages": messages[:1]}, LLAMA3)
-    assert prompt == reference_ids(llama, messages[:1], add_generation_prompt=True)
+    if template is GEMMA:  # it has a system message in the first place alone
+      messages = [message for message in messages if message["role"] != "system"]
+      messages = [{"role": "system", "content": " Be\nbrief. "}] * (rng.random() < 0.5) + messages[:2]
+    ids, mask = render_conversation(tokenizer, {"messages": messages}, template)
+    assert ids == reference_ids(theirs, messages), messages
+    kept = messages[: 1 + (messages[0]["role"] == "system")]
+    prompt = render_for_completion(tokenizer, {"messages": kept}, template)
+    assert prompt == reference_ids(theirs, kept, add_generation_prompt=True)
     written = marked(tokenizer, ids, mask).count("«")
     assert written == sum(message["role"] == "assistant" for message in messages)
 

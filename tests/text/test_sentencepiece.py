@@ -6,7 +6,7 @@ import pytest
 import sentencepiece as spm
 
 from selfrag_jax.text.registry import open_tokenizer
-from selfrag_jax.text.sentencepiece import SentencePieceTokenizer
+from selfrag_jax.text.sentencepiece import CONTROL, UNKNOWN, USER_DEFINED, SentencePieceTokenizer
 from selfrag_jax.text.special import SPECIAL_TOKENS
 from selfrag_jax.text.tokenizer import ByteTokenizer
 
@@ -50,6 +50,24 @@ def test_no_text_reaches_a_special_id(model, tokenizer, text):
   assert tokenizer.decode(ids) == text
   if text == TURN:  # the reference does what we must not
     assert tokenizer.special[TURN] in spm.SentencePieceProcessor(model_proto=model).encode(text)
+
+
+def test_the_lists_of_a_gguf_file_give_the_same_tokenizer(model, tokenizer):
+  pieces, scores, types = zip(*tokenizer.pieces, strict=True)
+  as_written = lambda piece, kind: piece.replace("▁", " ") if kind == USER_DEFINED else piece
+  spaced = list(map(as_written, pieces, types))
+  types = [CONTROL if kind == UNKNOWN else kind for kind in types]  # as Gemma's file says of <unk>
+  unknown = pieces.index("<unk>")
+  ours = SentencePieceTokenizer.from_pieces(spaced, scores, types, unknown=unknown, adds_space=tokenizer.adds_space)
+  assert ours.special == tokenizer.special
+  assert ours.adds_space is True
+  for text in (*TEXTS, "naïve 漢字 🙂"):
+    assert ours.encode(text) == tokenizer.encode(text)
+  without = SentencePieceTokenizer.from_pieces(spaced, scores, types, unknown=unknown, adds_space=False)
+  assert without.encode("the") != ours.encode("the")
+  assert without.encode(" the") == ours.encode("the")
+  # white space stays as it is; the model above squeezes it
+  assert without.decode(without.encode("  two  spaces\nand a line ")) == "  two  spaces\nand a line "
 
 
 def test_special_ids_follow_those_of_the_model(model, tokenizer):

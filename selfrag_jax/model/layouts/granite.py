@@ -1,0 +1,205 @@
+"""Granite 4's hybrid of attention and Mamba-2, without experts: in Hugging Face's format and in GGUF.
+
+Also the form in which hybrids of our own are exported: a Mamba-2 layer without an MLP has one there that adds nothing.
+"""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layouts.llama import neighbours
+from selfrag_jax.model.layouts.table import ARCHITECTURE, PLAIN, Layout, Weight, pattern_of, whole
+from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, mamba, renamed
+
+# as transformers names them up to version 5.12 and since
+_BLOCKS = {"attention": "T", "full_attention": "T", "mamba": "M", "linear_attention": "M"}
+_FACTORS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
+_IMPLIED = {name: value for name, value in PLAIN.items() if name not in _FACTORS} | {
+  "mlp": "swiglu",
+  "qk_norm": False,
+  "attention_softcap": None,
+}
+
+
+def _pattern(fields: Mapping[str, Any]) -> str:
+  """Return the blocks of `layer_types`; all are Mamba-2 where it is absent."""
+  return pattern_of(fields.get("layer_types") or ["mamba"] * fields["num_hidden_layers"], _BLOCKS)
+
+
+def _written(config: ModelConfig) -> dict[str, Any]:
+  names = {"T": "attention", "M": "mamba"}  # which version 5 reads, too
+  return {
+    "layer_types": [names[block] for block in config.block_pattern or ()],
+    "position_embedding_type": "rope" if config.rope else "nope",
+    "intermediate_size": config.mlp_width,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "mamba_mlp": config.mamba_mlp,  # ours: the MLPs of Mamba-2 layers are neutral
+  }
+
+
+GRANITE = Layout(
+  architecture="GraniteMoeHybridForCausalLM",
+  blocks="TM",
+  fields={
+    **FIELDS,
+    "shared_intermediate_size": "mlp_dim",
+    **{name: name for name in _FACTORS},
+    "mamba_expand": "ssm_expand",
+    "mamba_d_state": "ssm_state",
+    "mamba_d_head": "ssm_head_dim",
+    "mamba_n_heads": "ssm_heads",
+    "mamba_n_groups": "ssm_groups",
+    "mamba_d_conv": "ssm_conv",
+    "mamba_chunk_size": "ssm_chunk",
+  },
+  defaults={
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "shared_intermediate_size": 1024,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    **dict.fromkeys(_FACTORS, 1.0),
+    "num_local_experts": 8,
+    "mamba_expand": 2,
+    "mamba_d_state": 256,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 256,
+  },
+  allowed={
+    "num_local_experts": (0,),
+    "position_embedding_type": ("nope", None, "rope"),
+    "hidden_act": ("silu",),
+    "normalization_function": ("rmsnorm",),
+    "attention_bias": (False,),
+    "mamba_conv_bias": (True,),
+    "mamba_proj_bias": (False,),
+    "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None),
+    "rope_scaling": (None,),
+    "rope_type": ("default",),
+    "quantization_config": (None,),
+  },
+  implied={
+    **_IMPLIED,
+    "block_pattern": _pattern,
+    "rope": lambda fields: fields.get("position_embedding_type") == "rope",
+    "mamba_mlp": lambda fields: fields.get("mamba_mlp", True),
+  },
+  weights=(
+    *ENDS,
+    Weight("model.layers.{}.input_layernorm.weight", "mixer_norm/scale", "D", "D"),
+    *ATTENTION,
+    *mamba("model.layers.{}.mamba."),
+    Weight("model.layers.{}.post_attention_layernorm.weight", "mlp_norm/scale", "D", "D", neutral=1.0),
+    Weight("model.layers.{}.shared_mlp.input_linear.weight", "mlp/gate", "F D", "D F", part=(0, 2)),
+    Weight("model.layers.{}.shared_mlp.input_linear.weight", "mlp/up", "F D", "D F", part=(1, 2)),
+    Weight("model.layers.{}.shared_mlp.output_linear.weight", "mlp/down", "D F", "F D"),
+  ),
+  written=_written,
+)
+
+
+def _gguf(kind: str) -> Layout:
+  """Return the layout of `granitehybrid`, or of `granite`, which has no Mamba-2 layers, as llama.cpp writes them."""
+  name = lambda field: f"{kind}.{field}"
+  n_layers, kv_heads, rope = name("block_count"), name("attention.head_count_kv"), name("rope.scaling.finetuned")
+  inner, ranks = name("ssm.inner_size"), name("ssm.time_step_rank")
+  # our own fields, for what llama.cpp need not know: whether the MLPs of Mamba-2 layers are neutral, the length of an
+  # SSD chunk, and the key and value heads of a model without attention
+  neutral, chunk, heads = (f"selfrag_jax.{field}" for field in ("mamba_mlp", "ssm_chunk", "n_kv_heads"))
+
+  def kv_heads_by_layer(fields: Mapping[str, Any]) -> list[int]:
+    counts = fields.get(kv_heads)
+    counts = [counts] * whole(fields, n_layers) if isinstance(counts, int) else counts
+    if not isinstance(counts, list) or len(counts) != whole(fields, n_layers) or len({*counts} - {0}) > 1:
+      raise ValueError(f"{kv_heads} is {reprlib.repr(counts)}; it must be 0 or one number for each layer")
+    return counts
+
+  def written(config: ModelConfig) -> dict[str, Any]:
+    counts = [config.kv_heads if block == "T" else 0 for block in config.block_pattern or ()]
+    return {kv_heads: counts, rope: config.rope, neutral: config.mamba_mlp, heads: config.kv_heads}
+
+  def per_head(fields: Mapping[str, Any], total: str, of: str, otherwise: int) -> int:
+    return whole(fields, total) // whole(fields, of) if total in fields else otherwise
+
+  mixer = {
+    name("ssm.conv_kernel"): "ssm_conv",
+    name("ssm.state_size"): "ssm_state",
+    name("ssm.group_count"): "ssm_groups",
+    inner: "ssm_inner",
+    ranks: "ssm_heads",
+    chunk: "ssm_chunk",
+  }
+  scales = {
+    name("embedding_scale"): "embedding_multiplier",
+    name("residual_scale"): "residual_multiplier",
+    name("attention.scale"): "attention_multiplier",
+    name("logit_scale"): "logits_scaling",
+  }
+  is_hybrid = kind == "granitehybrid"
+  return Layout(
+    blocks="TM" if is_hybrid else "T",
+    fields={
+      "vocab_size": "vocab_size",
+      "tie_word_embeddings": "tie_embeddings",
+      name("embedding_length"): "d_model",
+      n_layers: "n_layers",
+      name("attention.head_count"): "n_heads",
+      name("attention.key_length"): "head_dim",
+      name("attention.layer_norm_rms_epsilon"): "norm_eps",
+      name("feed_forward_length"): "mlp_dim",
+      name("rope.freq_base"): "rope_base",
+      **scales,
+      **(mixer if is_hybrid else {}),
+    },
+    defaults={
+      name("attention.key_length"): None,
+      name("rope.freq_base"): 10_000.0,
+      **{scale: None if scale.endswith("attention.scale") else 1.0 for scale in scales},
+      rope: not is_hybrid,
+      **({chunk: 256} if is_hybrid else {}),
+    },
+    allowed={
+      ARCHITECTURE: (kind,),
+      name("expert_count"): (0,),
+      name("rope.scaling.type"): ("none",),
+      rope: (True, False),
+    },
+    implied={
+      **_IMPLIED,
+      "block_pattern": lambda fields: "".join("MT"[count > 0] for count in kv_heads_by_layer(fields)),
+      "n_kv_heads": lambda fields: max(kv_heads_by_layer(fields)) or fields.get(heads),
+      "rope": lambda fields: fields[rope],
+      "mamba_mlp": lambda fields: fields.get(neutral, True),
+      **(
+        {
+          "ssm_head_dim": lambda fields: per_head(fields, inner, ranks, 1),
+          "ssm_expand": lambda fields: per_head(fields, inner, name("embedding_length"), 1),
+        }
+        if is_hybrid
+        else {}
+      ),
+    },
+    weights=(
+      *neighbours(renamed((*ENDS, *ATTENTION, *MLP), GGUF_NAMES)),
+      Weight("blk.{}.attn_norm.weight", "mixer_norm/scale", "D", "D"),
+      Weight("blk.{}.ssm_in.weight", "mixer/in_proj", "projected D", "D projected", "M"),
+      Weight("blk.{}.ssm_conv1d.weight", "mixer/conv_kernel", "C W", "W C", "M"),
+      Weight("blk.{}.ssm_conv1d.bias", "mixer/conv_bias", "C", "C", "M"),
+      Weight("blk.{}.ssm_dt.bias", "mixer/dt_bias", "heads", "heads", "M"),
+      Weight("blk.{}.ssm_a", "mixer/A_log", "heads 1", "heads", "M", numbers="-exp"),
+      Weight("blk.{}.ssm_d", "mixer/D", "heads 1", "heads", "M"),
+      Weight("blk.{}.ssm_norm.weight", "mixer/norm/scale", "G per", "(G per)", "M"),
+      Weight("blk.{}.ssm_out.weight", "mixer/out_proj", "D inner", "inner D", "M"),
+      Weight("blk.{}.ffn_norm.weight", "mlp_norm/scale", "D", "D", neutral=1.0),
+    ),
+    written=written,
+  )
+
+
+GRANITE_GGUF, GRANITE_HYBRID_GGUF = _gguf("granite"), _gguf("granitehybrid")
