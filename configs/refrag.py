@@ -145,12 +145,28 @@ def llama3_8b_v5p256() -> dict[str, Any]:
 
 
 def granite_350m_v5e16() -> dict[str, Any]:
-  """Return the differences for Granite 4 H 350M, a hybrid of attention and Mamba-2, on 16 chips of v5e."""
+  """Return the differences for Granite 4 H 350M, a hybrid of attention and Mamba-2, on 16 chips of v5e.
+
+  By `launch/compile.py --config=configs/refrag.py:granite_350m_v5e16 --topology=v5e:4x4 --config.init=MODEL
+  --config.data.path=FOLDER`, where MODEL is a folder with the model's config.json and a tokenizer, not run:
+
+    sft update: 20.1% of a device's 16 GiB, MFU at most 60%; 49% if nothing is computed while something is sent
+    rl rollout: 31.7%, at least 3 ms a token and 16.3 ms a search; sends its weights once
+    rl update: 27.3%, at least 634 ms; 708 ms if nothing is computed while something is sent
+  """
   return on_a_pod("granite_350m", "ibm-granite/granite-4.0-h-350m", "v5e-16", 64)
 
 
 def gemma3_1b_v5e256() -> dict[str, Any]:
-  """Return the differences for Gemma 3 1B on 256 chips of v5e."""
+  """Return the differences for Gemma 3 1B on 256 chips of v5e.
+
+  By `launch/compile.py --config=configs/refrag.py:gemma3_1b_v5e256 --topology=v5e:16x16 --config.init=MODEL
+  --config.data.path=FOLDER`, not run:
+
+    sft update: 28.9% of a device's 16 GiB, MFU at most 61%; 34% if nothing is computed while something is sent
+    rl rollout: 39.1%, at least 2.8 ms a token and 13.2 ms a search; sends its weights once
+    rl update: 27.4%, at least 230 ms; 394 ms if nothing is computed while something is sent
+  """
   return on_a_pod("gemma3_1b", "google/gemma-3-1b-it", "v5e-256", 256)
 
 

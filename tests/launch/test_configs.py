@@ -11,7 +11,7 @@ from ml_collections import config_flags
 
 from configs.gradient_rag import VARIANTS
 from configs.pretrain import MODELS
-from configs.refrag import get_config
+from configs.refrag import PRETRAINED, get_config
 from selfrag_jax.experiments.base import find
 from selfrag_jax.experiments.refrag import build
 from selfrag_jax.experiments.self_rag import FactsData
@@ -25,7 +25,7 @@ ALL = [(name, None) for name in ("encoder", "rerank", "second_query", "headlines
 ALL += [("encoder", "smollm2_135m"), *(("qa", variant) for variant in ("hotpotqa", "musique", "squad"))]
 ALL += [(name, variant) for name in ("pretrain", "memory") for variant in (*WORDINGS, "text")]
 ALL += [("position_recall", variant) for variant in (*WORDINGS, "documents")]
-ALL += [("refrag", variant) for variant in (*MODELS, "smollm2_135m", "llama3_8b_v5p256")] + [
+ALL += [("refrag", variant) for variant in (*MODELS, *PRETRAINED)] + [
   ("rag", variant) for variant in (*MODELS, "smollm2_135m")
 ]
 ALL += [("reward_model", variant) for variant in (*MODELS, "smollm2_135m")]
