@@ -85,6 +85,8 @@ class ModelConfig:
     for field in dataclasses.fields(self):
       if problem := unfit(field.name, value := getattr(self, field.name)):
         raise ValueError(f"{field.name} is {reprlib.repr(value)}; it must be {problem}")
+      if KINDS[field.name].startswith("float") and value is not None:
+        set_(field.name, float(value))  # files write 12 for 12.0
     if "float64" in (self.dtype, self.param_dtype):
       _require_float64()
     blocks = parse_block_pattern(self.block_pattern, self.n_layers)

@@ -25,6 +25,7 @@ from selfrag_jax.model.stored import (
 )
 from selfrag_jax.model.vocabulary import VOCABULARY
 from selfrag_jax.storage.atomic import replace_atomic, write_bytes_atomic, write_json
+from selfrag_jax.text.chat import end_ids
 from selfrag_jax.text.sentencepiece import SentencePieceTokenizer
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.typing import Params
@@ -57,6 +58,10 @@ def export_safetensors(
   fields |= {"vocab_size": rows, "model_type": model_type, "architectures": [layout.architecture]}
   if context_tokens is not None:
     fields["max_position_embeddings"] = context_tokens
+  if tokenizer:
+    bos, *ends = end_ids(tokenizer, rows)
+    ends = sorted({i for i in ends if i is not None})
+    fields |= {"bos_token_id": bos, "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None}
   tensors = _write_params(layout, config, rows, params)
 
   from safetensors.numpy import save_file
@@ -78,11 +83,13 @@ def export_gguf(
   config: ModelConfig,
   params: Params,
   *,
+  context_tokens: int,
   tokenizer: BPETokenizer | SentencePieceTokenizer | None = None,
   vocab_size: int | None = None,
-  context_tokens: int | None = None,
 ) -> None:
-  """Write one GGUF file that llama.cpp can load: in float32, to be quantised there. The arguments are as above.
+  """Write one GGUF file for llama.cpp, which has not read one here: in float32, to be quantised there.
+
+  The arguments are as above; llama.cpp needs to know the longest text.
 
   Raises FileExistsError for a path that exists, and ValueError for a model that none of the architectures of `layouts`
   can express, or a tokenizer whose splitting GGUF has no name for.
@@ -95,9 +102,8 @@ def export_gguf(
   rows = _kept_rows(config, vocab_size)
   kind, layout, fields = _layout_of(config, GGUF, "llama.cpp")
   fields = {name: value for name, value in fields.items() if "." in name and value is not None}
-  if context_tokens is not None:
-    fields[f"{kind}.context_length"] = context_tokens
-  fields |= described_tokenizer(tokenizer, rows) if tokenizer else {}
+  fields |= {f"{kind}.context_length": context_tokens, f"{kind}.vocab_size": rows}
+  fields |= described_tokenizer(tokenizer, rows) if tokenizer else {"tokenizer.ggml.model": "none"}
   types = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
   with replace_atomic(path) as temporary:
     writer = GGUFWriter(temporary, kind)

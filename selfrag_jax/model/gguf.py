@@ -18,6 +18,7 @@ import numpy as np
 
 from selfrag_jax.model.stored import Stored, Tensors
 from selfrag_jax.storage.json_lines import refuse_pointer
+from selfrag_jax.text.chat import end_ids
 from selfrag_jax.text.sentencepiece import CONTROL, UNKNOWN, SentencePieceTokenizer
 from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer, splitting
 
@@ -161,7 +162,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
   """Rebuild the file's tokenizer; None if it has none. Raises ValueError if it is of a kind that we cannot run."""
   from gguf import TokenType
 
-  if "tokenizer.ggml.model" not in metadata:
+  if metadata.get("tokenizer.ggml.model", "none") == "none":
     return None
   if metadata["tokenizer.ggml.model"] == "llama":
     pieces, types = (_list(metadata, name, LISTS[name]) for name in (TOKENS, TYPES))
@@ -170,7 +171,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
       raise ValueError(f"{TOKENS} has {len(pieces)} entries, {TYPES} {len(types)}, {SCORES} {len(scores)}")
     if not isinstance(unknown, int) or not 0 <= unknown < len(pieces):
       raise ValueError(f"{UNKNOWN_ID} is {reprlib.repr(unknown)}; it must be an id of the {len(pieces)} tokens")
-    adds_space = metadata.get(ADDS_SPACE, True) is True
+    if wrong := [kind for kind in types if type(kind) is not int or not 1 <= kind <= 6]:
+      raise ValueError(f"{TYPES} has {reprlib.repr(wrong[0])}; a type is a number from 1 to 6")
+    adds_space = metadata.get(ADDS_SPACE, True)
+    if not isinstance(adds_space, bool):
+      raise ValueError(f"{ADDS_SPACE} is {reprlib.repr(adds_space)}; it must be true or false")
     return SentencePieceTokenizer.from_pieces(pieces, scores, types, unknown=unknown, adds_space=adds_space)
   model, splitting = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
   if model != "gpt2" or splitting not in tuple(DIGITS_ALONE):
@@ -212,7 +217,7 @@ def described_tokenizer(tokenizer: BPETokenizer | SentencePieceTokenizer, rows: 
     described = [*tokenizer.pieces, *appended, *unused][:rows]
     pieces, scores, types = (list(column) for column in zip(*described, strict=True))
     unknown = {UNKNOWN_ID: types.index(UNKNOWN)} if UNKNOWN in types else {}
-    lists = {TOKENS: pieces, SCORES: scores, TYPES: types}
+    lists = {TOKENS: pieces, SCORES: scores, TYPES: types, **_ends(tokenizer, rows)}
     return {"tokenizer.ggml.model": "llama", **lists, **unknown, ADDS_SPACE: tokenizer.adds_space}
   definition = json.loads(tokenizer._rust.to_str())
   by_name = {name: splitting(digits) for name, digits in DIGITS_ALONE.items()}
@@ -225,6 +230,7 @@ def described_tokenizer(tokenizer: BPETokenizer | SentencePieceTokenizer, rows: 
   return {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": names[0],
+    **_ends(tokenizer, rows),
     TOKENS: [known.get(i, f"[UNUSED_{i}]") for i in range(rows)],
     TYPES: [
       int(TokenType.CONTROL if i in special else TokenType.NORMAL if i in tokens else TokenType.UNUSED)
@@ -232,3 +238,10 @@ def described_tokenizer(tokenizer: BPETokenizer | SentencePieceTokenizer, rows: 
     ],
     MERGES: [" ".join(merge) for merge in definition["model"]["merges"]],
   }
+
+
+def _ends(tokenizer: BPETokenizer | SentencePieceTokenizer, rows: int) -> dict[str, Any]:
+  """Return the fields for the tokens that begin and end a text; without them llama.cpp takes ids of other models."""
+  ids = {name: i for name, i in zip(("bos", "eos", "eot"), end_ids(tokenizer, rows), strict=True) if i is not None}
+  fields = {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
+  return {**fields, "tokenizer.ggml.add_bos_token": "bos" in ids, "tokenizer.ggml.add_eos_token": False}

@@ -103,10 +103,11 @@ class RMSNorm(nn.Module):
     scale: Any = self.param(
       "scale", nn.with_logical_partitioning(init, ("width",)), (width,), jnp.dtype(self.config.param_dtype)
     )
-    scale = 1 + scale if plus_one else scale
     # the mean of squares overflows float16 and loses digits in bfloat16
     grouped = x.astype(accumulation_dtype(x.dtype)).reshape(*x.shape[:-1], self.groups, width // self.groups)
     grouped *= jax.lax.rsqrt(jnp.mean(jnp.square(grouped), axis=-1, keepdims=True) + self.config.norm_eps)
+    if plus_one:  # as Gemma does, in the wider dtype to the end: one more than a small number loses its digits
+      return (grouped.reshape(x.shape) * jnp.broadcast_to(1 + scale.astype(grouped.dtype), x.shape)).astype(x.dtype)
     normed = grouped.reshape(x.shape).astype(x.dtype)
     return normed * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 

@@ -144,7 +144,14 @@ def _open_gguf(path: Path) -> Source:
   kind = fields.get(ARCHITECTURE)
   if kind not in tuple(GGUF):
     raise ValueError(f"{path}: {ARCHITECTURE} is {reprlib.repr(kind)}; implemented are {', '.join(GGUF)}")
-  return GGUF[str(kind)], fields, tensors, lambda: gguf_tokenizer(fields)
+
+  def read_tokenizer() -> Tokenizer | None:
+    try:
+      return gguf_tokenizer(fields)
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from None
+
+  return GGUF[str(kind)], fields, tensors, read_tokenizer
 
 
 def _open_folder(folder: Path) -> Source:
@@ -162,7 +169,15 @@ def _open_folder(folder: Path) -> Source:
 
 def _folder_tokenizer(folder: Path) -> Tokenizer | None:
   if (folder / SENTENCE_PIECES).exists():
-    return SentencePieceTokenizer.from_file(folder / SENTENCE_PIECES)
+    tokenizer = SentencePieceTokenizer.from_file(folder / SENTENCE_PIECES)
+    if (folder / TOKENIZER_CONFIG).exists():
+      added = read_json_object(folder / TOKENIZER_CONFIG, "settings of a tokenizer").get("added_tokens_decoder") or {}
+      if beyond := [i for i in added if not str(i).isdecimal() or int(i) >= len(tokenizer.pieces)]:
+        raise ValueError(
+          f"{folder / TOKENIZER_CONFIG} adds the token {reprlib.repr(beyond[0])} to the {len(tokenizer.pieces)} of "
+          f"{SENTENCE_PIECES}; a tokenizer with both is not implemented"
+        )
+    return tokenizer
   return BPETokenizer.from_folder(folder) if (folder / TOKENIZER).exists() else None
 
 
@@ -202,12 +217,14 @@ def _rotary(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
   if not isinstance(moved, dict):
     raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object")
   by_kind = {kind: moved[kind] for kind in BASES if isinstance(moved.get(kind), dict)}
-  plain = moved if not by_kind else {name: value for kind in by_kind.values() for name, value in kind.items()}
-  if any(isinstance(value, dict) for value in plain.values()) or (by_kind and by_kind.keys() != moved.keys()):
+  if any(isinstance(value, dict) for kind, value in moved.items() if kind not in by_kind) or (
+    by_kind and by_kind.keys() != moved.keys()
+  ):
     raise ValueError(f"{path}: rope_parameters is {reprlib.repr(moved)}; it must be one object of plain values, or two")
-  types = {kind.get("rope_type", "default") for kind in by_kind.values()} - {"default"}
   bases = {BASES[kind]: value["rope_theta"] for kind, value in by_kind.items() if "rope_theta" in value}
-  return plain | bases | ({"rope_type": min(map(str, types))} if types else {})
+  kinds = [kind.get("rope_type", kind.get("type", "default")) for kind in (by_kind.values() or (moved,))]
+  others = {name: value for name, value in moved.items() if name in ("rope_theta", "partial_rotary_factor")}
+  return {**others, **bases, "rope_type": next((kind for kind in kinds if kind != "default"), "default")}
 
 
 def read_config(path: Path, layout: Layout, fields: Mapping[str, Any], dtype: str) -> ModelConfig:

@@ -141,6 +141,21 @@ def find_template(tokenizer: Tokenizer) -> ChatTemplate | None:
   return next((template for template in TEMPLATES if marks(template) <= tokenizer.special.keys()), None)
 
 
+END_NAMES = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")
+
+
+def end_ids(tokenizer: Tokenizer, rows: int) -> tuple[int | None, int | None, int | None]:
+  """Return the ids that begin a text, end it, and end a turn, for other programs; None: there is none below `rows`.
+
+  A text without an end of its own ends as a turn does.
+  """
+  template = find_template(tokenizer) or COMPACT
+  known = {name: i for name, i in tokenizer.special.items() if i < rows}
+  bos = next((known.get(piece.name) for piece in template.bos if isinstance(piece, Special)), None)
+  turn = known.get(template.end_of_turn.name)
+  return bos, next((known[name] for name in END_NAMES if name in known), turn), turn
+
+
 def render_conversation(
   tokenizer: Tokenizer, conversation: Mapping[str, Any], template: ChatTemplate
 ) -> tuple[list[int], list[int]]:

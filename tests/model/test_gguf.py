@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.export import export_gguf, export_safetensors
-from selfrag_jax.model.gguf import gguf_tokenizer
+from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.text.chat import CHATML, GEMMA
@@ -248,18 +248,47 @@ def test_what_is_written_comes_back(make, tmp_path):
   assert dataclasses.replace(again.config, **unsaid) == loaded.config
   np.testing.assert_allclose(our_logits(again), our_logits(loaded), atol=1e-5, rtol=0)
   with pytest.raises(FileExistsError, match="exists"):
-    export_gguf(path, loaded.config, loaded.params)
+    export_gguf(path, loaded.config, loaded.params, context_tokens=77)
 
 
 def test_a_hybrid_of_ours_comes_back_without_the_mlps_that_it_does_not_have(tmp_path):
   config = ModelConfig(61, d_model=32, n_layers=3, block_pattern="MTM", init_scale=0.2)
   params = nn.unbox(init_params(config, jax.random.key(0)))
-  export_gguf(tmp_path / "tiny.gguf", config, params)
+  export_gguf(tmp_path / "tiny.gguf", config, params, context_tokens=77)
   loaded = load_pretrained(tmp_path / "tiny.gguf")
   assert loaded.config == dataclasses.replace(config, init_scale=0.02, attention_multiplier=None)
   for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(loaded.params), strict=True):
     rows = 61 if ours.shape == (128, 32) else None  # the embedding is padded
     np.testing.assert_allclose(theirs[:rows], ours[:rows], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+  ("make", "prefix", "numbers"),
+  [
+    (make_granite, "granitehybrid", ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")),
+    (lambda: make_llama(rope_theta=500, head_dim=12), "llama", ("rope.freq_base",)),
+    (lambda: make_gemma(query_pre_attn_scalar=12), "gemma3", ("rope.freq_base", "rope.freq_base_swa")),
+  ],
+)
+def test_fields_have_the_types_that_llama_cpp_asks_for(make, prefix, numbers, tmp_path):
+  make().save_pretrained(tmp_path / "theirs")
+  loaded = load_pretrained(tmp_path / "theirs")
+  export_gguf(tmp_path / "tiny.gguf", loaded.config, loaded.params, context_tokens=77)
+  fields = gguf.GGUFReader(tmp_path / "tiny.gguf").fields
+  for name in (*numbers, "attention.layer_norm_rms_epsilon"):
+    assert fields[f"{prefix}.{name}"].types == [gguf.GGUFValueType.FLOAT32], name
+  for name in ("context_length", "vocab_size", "block_count", "attention.key_length", "attention.value_length"):
+    assert fields[f"{prefix}.{name}"].types == [gguf.GGUFValueType.UINT32], name
+
+
+@pytest.mark.parametrize("make", [make_granite, lambda: make_gemma("LT", query_pre_attn_scalar=12)])
+def test_numbers_of_bfloat16_keep_every_bit_in_float32(make, tmp_path):
+  make().bfloat16().save_pretrained(tmp_path / "theirs")
+  loaded = load_pretrained(tmp_path / "theirs", dtype="bfloat16")
+  export_gguf(tmp_path / "tiny.gguf", loaded.config, loaded.params, context_tokens=77)
+  again = load_pretrained(tmp_path / "tiny.gguf", dtype="bfloat16")
+  for ours, theirs in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(again.params), strict=True):
+    np.testing.assert_array_equal(theirs, ours)
 
 
 @pytest.mark.parametrize(
@@ -280,14 +309,14 @@ def test_a_model_that_gguf_cannot_express_is_refused_by_name(tmp_path):
   loaded = load_pretrained(tmp_path)
   loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, logit_softcap=3.0))
   with pytest.raises(ValueError, match=r"logit_softcap is 3\.0; granitehybrid can only express None"):
-    export_gguf(tmp_path / "tiny.gguf", loaded.config, loaded.params)
+    export_gguf(tmp_path / "tiny.gguf", loaded.config, loaded.params, context_tokens=77)
   assert not (tmp_path / "tiny.gguf").exists()
 
 
 def test_an_exported_file_holds_the_tokenizer(tmp_path):
   write_gguf(tmp_path / "theirs.gguf", make_llama(vocab_size=len(PIECES)))
   loaded = load_pretrained(tmp_path / "theirs.gguf")
-  export_gguf(tmp_path / "ours.gguf", loaded.config, loaded.params, tokenizer=loaded.tokenizer)
+  export_gguf(tmp_path / "ours.gguf", loaded.config, loaded.params, tokenizer=loaded.tokenizer, context_tokens=77)
   again = load_pretrained(tmp_path / "ours.gguf")
   assert again.base_vocab_size == again.tokenizer.vocab_size == loaded.tokenizer.vocab_size
   assert again.tokenizer.special == loaded.tokenizer.special
@@ -309,8 +338,12 @@ def test_sentence_pieces_go_into_folders_and_files_and_come_back(keep, tmp_path)
   assert loaded.chat_template == GEMMA
   assert loaded.config.vocab_size == tokenizer.vocab_size
   rows = None if keep else loaded.base_vocab_size
-  export_safetensors(tmp_path / "ours", loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
-  export_gguf(tmp_path / "ours.gguf", loaded.config, loaded.params, tokenizer=loaded.tokenizer, vocab_size=rows)
+  of = dict(tokenizer=loaded.tokenizer, vocab_size=rows, context_tokens=77)
+  export_safetensors(tmp_path / "ours", loaded.config, loaded.params, **of)
+  export_gguf(tmp_path / "ours.gguf", loaded.config, loaded.params, **of)
+  fields, _ = read_gguf(tmp_path / "ours.gguf")
+  assert fields["tokenizer.ggml.eot_token_id"] == tokenizer.special["<end_of_turn>"]
+  assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.special["</s>"]
   for name in ("ours", "ours.gguf"):
     again = load_pretrained(tmp_path / name).tokenizer
     assert again.special == tokenizer.special
@@ -325,6 +358,8 @@ def test_sentence_pieces_go_into_folders_and_files_and_come_back(keep, tmp_path)
     ("tokenizer.ggml.scores", None, "tokenizer.ggml.scores is missing"),
     ("tokenizer.ggml.scores", [0.5], r"tokenizer.ggml.tokens has \d+ entries"),
     ("tokenizer.ggml.unknown_token_id", "first", r"tokenizer.ggml.unknown_token_id is 'first'"),
+    ("tokenizer.ggml.token_type", [True] * len(PIECES), "tokenizer.ggml.token_type has True"),
+    ("tokenizer.ggml.add_space_prefix", 1, "tokenizer.ggml.add_space_prefix is 1"),
     ("tokenizer.ggml.model", "bert", "the file's tokenizer is 'bert'.*implemented are 'llama', and 'gpt2'"),
   ],
 )

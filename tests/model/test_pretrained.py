@@ -2,12 +2,14 @@
 
 import dataclasses
 import importlib.util
+import io
 import json
 
 import huggingface_hub
 import jax
 import numpy as np
 import pytest
+import sentencepiece as spm
 import torch
 from safetensors.torch import load_file, save_file
 from their_models import MODELS, make_gemma, make_granite, make_llama, make_mamba, our_logits, their_logits
@@ -82,6 +84,8 @@ def test_transformers_runs_a_model_that_began_here(pattern, options, tmp_path):
   assert loaded.config == dataclasses.replace(config, init_scale=0.02)
   exported = AutoModelForCausalLM.from_pretrained(tmp_path)
   np.testing.assert_allclose(our_logits(loaded), their_logits(exported), atol=1e-5, rtol=0)
+  plainly = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+  np.testing.assert_allclose(their_logits(plainly), their_logits(exported), atol=1e-5, rtol=0)
 
 
 def test_new_tokens_begin_like_the_others_and_apart_from_each_other(llama):
@@ -189,6 +193,12 @@ def test_a_longest_context_that_is_no_number_is_named(llama, longest):
       r"mamba_mlp is false, yet .*post_attention_layernorm.* is not 1\.0",
     ),
     (make_gemma, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    (make_gemma, {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar is '256'"),
+    (make_gemma, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+    (make_gemma, {"rope_parameters": {"full_attention": {"type": "linear", "factor": 8.0}}}, "rope_type is 'linear'"),
+    (make_gemma, {"rope_parameters": {"full_attention": {"rope_type": ["linear"]}}}, r"rope_type is \['linear'\]"),
+    (make_llama, {"rope_parameters": {"type": "linear", "factor": 8.0}}, "rope_type is 'linear'"),
+    (make_granite, {"mamba_d_head": 9}, "mamba_d_head is 9, the other sizes make it 8"),
     (make_gemma, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     (make_gemma, {"model_type": "gemma3"}, "model_type is 'gemma3'; implemented are .*gemma3_text"),
     (
@@ -221,6 +231,9 @@ def test_config_of_transformers_4_is_understood(llama):
   ("make", "moved", "old"),
   [
     (make_granite, "layer_types", {"layer_types": ["mamba", "attention", "mamba"], "rope_theta": 10_000.0}),
+    (make_granite, "mamba_d_head", {"mamba_d_head": "auto"}),
+    (make_granite, "mamba_d_head", {}),
+    (make_granite, "embedding_multiplier", {"embedding_multiplier": 3}),
     (make_gemma, "rope_parameters", {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": None}),
     (lambda: make_gemma("LLTLLT"), "layer_types", {"sliding_window_pattern": 3}),
     (lambda: make_gemma("LLLLLTL"), "layer_types", {}),
@@ -235,6 +248,27 @@ def test_older_names_mean_the_same(make, moved, old, tmp_path):
   fields.pop("_sliding_window_pattern", None)
   (tmp_path / "config.json").write_text(json.dumps(fields | old))
   assert load_pretrained(tmp_path).config == new
+
+
+def test_a_base_of_one_kind_of_layer_is_not_that_of_the_other(tmp_path):
+  make_gemma().save_pretrained(tmp_path)
+  fields = json.loads((tmp_path / "config.json").read_text())
+  moved = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 60.0, "hidden_size": 64}}
+  (tmp_path / "config.json").write_text(json.dumps(fields | {"rope_parameters": moved}))
+  config = load_pretrained(tmp_path).config
+  assert (config.rope_base, config.window_rope_base, config.d_model) == (1_000_000.0, 60.0, 32)
+
+
+def test_tokens_added_to_sentence_pieces_are_refused(llama):
+  out = io.BytesIO()
+  spm.SentencePieceTrainer.train(
+    sentence_iterator=iter(["a b c"] * 20), model_writer=out, vocab_size=263, byte_fallback=True, model_type="bpe",
+    minloglevel=2,
+  )  # fmt: skip
+  (llama / "tokenizer.model").write_bytes(out.getvalue())
+  (llama / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"263": {"content": "<|im_end|>"}}}))
+  with pytest.raises(ValueError, match=r"adds the token '263' to the 263 of tokenizer\.model"):
+    load_pretrained(llama)
 
 
 def test_pickled_weights_are_refused_with_the_fix(llama):

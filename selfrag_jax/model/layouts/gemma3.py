@@ -81,8 +81,8 @@ GEMMA3 = Layout(
     "block_pattern": _pattern,
     "window": _of_windows("sliding_window"),
     "window_rope_base": _of_windows("rope_local_base_freq"),
-    "embedding_multiplier": lambda fields: fields["hidden_size"] ** 0.5,
-    "attention_multiplier": lambda fields: fields["query_pre_attn_scalar"] ** -0.5,
+    "embedding_multiplier": lambda fields: whole(fields, "hidden_size") ** 0.5,
+    "attention_multiplier": lambda fields: whole(fields, "query_pre_attn_scalar") ** -0.5,
   },
   weights=(
     *ENDS,

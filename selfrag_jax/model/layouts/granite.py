@@ -28,11 +28,35 @@ def _pattern(fields: Mapping[str, Any]) -> str:
   return pattern_of(fields.get("layer_types") or ["mamba"] * fields["num_hidden_layers"], _BLOCKS)
 
 
+def _attention_multiplier(fields: Mapping[str, Any]) -> float | None:
+  """Return the factor of the scores, None where it is what attention takes without one."""
+  width = fields["head_dim"] or whole(fields, "hidden_size") // whole(fields, "num_attention_heads")
+  factor = fields["attention_multiplier"]
+  return None if factor == width**-0.5 else factor
+
+
+def _ssm_head_dim(fields: Mapping[str, Any]) -> int:
+  """Return the width of a head of the SSM: "auto" is that of equal heads. Raises ValueError if heads do not fit."""
+  inner, heads = (whole(fields, name) for name in ("hidden_size", "mamba_n_heads"))
+  inner *= whole(fields, "mamba_expand")
+  width = fields["mamba_d_head"]
+  if "M" not in _pattern(fields):
+    return 1 if width == "auto" else width
+  if width == "auto":
+    width = inner // heads
+  if width != inner / heads:
+    raise ValueError(f"mamba_d_head is {reprlib.repr(width)}, the other sizes make it {inner / heads:g}")
+  return width
+
+
 def _written(config: ModelConfig) -> dict[str, Any]:
   names = {"T": "attention", "M": "mamba"}  # which version 5 reads, too
   return {
     "layer_types": [names[block] for block in config.block_pattern or ()],
     "position_embedding_type": "rope" if config.rope else "nope",
+    "attention_multiplier": config.attention_multiplier or config.head_width**-0.5,
+    "mamba_d_head": config.ssm_head_dim,
+    "mamba_n_heads": config.ssm_heads,
     "intermediate_size": config.mlp_width,
     "num_local_experts": 0,
     "num_experts_per_tok": 0,
@@ -46,11 +70,9 @@ GRANITE = Layout(
   fields={
     **FIELDS,
     "shared_intermediate_size": "mlp_dim",
-    **{name: name for name in _FACTORS},
+    **{name: name for name in _FACTORS if name != "attention_multiplier"},
     "mamba_expand": "ssm_expand",
     "mamba_d_state": "ssm_state",
-    "mamba_d_head": "ssm_head_dim",
-    "mamba_n_heads": "ssm_heads",
     "mamba_n_groups": "ssm_groups",
     "mamba_d_conv": "ssm_conv",
     "mamba_chunk_size": "ssm_chunk",
@@ -66,6 +88,7 @@ GRANITE = Layout(
     "num_local_experts": 8,
     "mamba_expand": 2,
     "mamba_d_state": 256,
+    "mamba_d_head": "auto",
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_conv": 4,
@@ -87,6 +110,8 @@ GRANITE = Layout(
   implied={
     **_IMPLIED,
     "block_pattern": _pattern,
+    "attention_multiplier": _attention_multiplier,
+    "ssm_head_dim": _ssm_head_dim,
     "rope": lambda fields: fields.get("position_embedding_type") == "rope",
     "mamba_mlp": lambda fields: fields.get("mamba_mlp", True),
   },
@@ -114,11 +139,12 @@ def _gguf(kind: str) -> Layout:
   neutral, chunk, heads = (f"selfrag_jax.{field}" for field in ("mamba_mlp", "ssm_chunk", "n_kv_heads"))
 
   def kv_heads_by_layer(fields: Mapping[str, Any]) -> list[int]:
-    counts = fields.get(kv_heads)
-    counts = [counts] * whole(fields, n_layers) if isinstance(counts, int) else counts
-    if not isinstance(counts, list) or len(counts) != whole(fields, n_layers) or len({*counts} - {0}) > 1:
-      raise ValueError(f"{kv_heads} is {reprlib.repr(counts)}; it must be 0 or one number for each layer")
-    return counts
+    counts, n = fields.get(kv_heads), whole(fields, n_layers)
+    counts = [counts] * n if isinstance(counts, int) else counts
+    are_counts = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
+    if isinstance(counts, list) and are_counts and len(counts) == n and len({*counts} - {0}) <= 1:
+      return counts
+    raise ValueError(f"{kv_heads} is {reprlib.repr(counts)}; it must be 0 or one number for each layer")
 
   def written(config: ModelConfig) -> dict[str, Any]:
     counts = [config.kv_heads if block == "T" else 0 for block in config.block_pattern or ()]
@@ -151,6 +177,7 @@ def _gguf(kind: str) -> Layout:
       n_layers: "n_layers",
       name("attention.head_count"): "n_heads",
       name("attention.key_length"): "head_dim",
+      name("attention.value_length"): "head_width",
       name("attention.layer_norm_rms_epsilon"): "norm_eps",
       name("feed_forward_length"): "mlp_dim",
       name("rope.freq_base"): "rope_base",
@@ -159,9 +186,10 @@ def _gguf(kind: str) -> Layout:
     },
     defaults={
       name("attention.key_length"): None,
+      name("attention.value_length"): None,
       name("rope.freq_base"): 10_000.0,
       **{scale: None if scale.endswith("attention.scale") else 1.0 for scale in scales},
-      rope: not is_hybrid,
+      rope: True,  # what llama.cpp takes where the field is absent
       **({chunk: 256} if is_hybrid else {}),
     },
     allowed={

@@ -57,6 +57,7 @@ LLAMA_GGUF = Layout(
     "llama.attention.head_count": "n_heads",
     "llama.attention.head_count_kv": "n_kv_heads",
     "llama.attention.key_length": "head_dim",
+    "llama.attention.value_length": "head_width",
     "llama.attention.layer_norm_rms_epsilon": "norm_eps",
     "llama.feed_forward_length": "mlp_dim",
     "llama.rope.freq_base": "rope_base",
@@ -65,6 +66,7 @@ LLAMA_GGUF = Layout(
   defaults={
     "llama.attention.head_count_kv": None,
     "llama.attention.key_length": None,
+    "llama.attention.value_length": None,
     "llama.rope.freq_base": 10_000.0,
     "llama.rope.dimension_count": None,
   },

@@ -37,7 +37,8 @@ class Weight(NamedTuple):
 
 
 def to_file(numbers: np.ndarray, how: str) -> np.ndarray:
-  """Return the numbers that a file has for ours, see `Weight.numbers`."""
+  """Return the numbers that a file has for ours, see `Weight.numbers`; those that change are computed in float32."""
+  numbers = numbers if how == "same" else numbers.astype(np.float32)
   return -np.exp(numbers) if how == "-exp" else numbers + 1 if how == "+1" else numbers
 
 
