@@ -161,7 +161,10 @@ def test_killed_at_five_random_moments(tmp_path, uninterrupted, seed):
     (["configs/refrag.py"], "unexpected argument 'configs/refrag.py'; overrides are written --config.rl.steps=50"),
     (["--config.rl.advantage=ppo"], "config.rl.advantage is 'ppo'; one of mean, grpo, rloo, reinforce"),
     (["--config.model.block_pattern=MTM"], "block_pattern has 3 blocks, n_layers is 2"),
-    (["--config.model.block_pattern=MX"], "block_pattern has 'X'; the blocks are T (attention + MLP) and M (Mamba-2)"),
+    (
+      ["--config.model.block_pattern=MX"],
+      "block_pattern has 'X'; the blocks are T (attention + MLP), L (the same in a",
+    ),
     (["--config.model.n_heads=5"], "d_model 32 is not divisible by n_heads 5"),
   ],
 )

@@ -192,7 +192,7 @@ def test_an_encoder_whose_saving_dies_is_not_loaded_without_its_constants(folder
       raise OSError("disk full")
     write(path, data)
 
-  monkeypatch.setattr("selfrag_jax.model.pretrained.write_bytes_atomic", die)
+  monkeypatch.setattr("selfrag_jax.model.export.write_bytes_atomic", die)
   for target in ("out", "new"):
     with pytest.raises(OSError, match="disk full"):
       encoder.save(tmp_path / target, encoder.params)
