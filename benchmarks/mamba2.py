@@ -29,6 +29,25 @@ REPEATS = flags.DEFINE_integer("repeats", 7, "Timed runs of each.", lower_bound=
 WIDTH, VOCABULARY = 768, 128
 
 
+def products(config):
+  """Return functions that run the two products of a layer, forward and backward, here and in torch."""
+  import torch
+
+  into = 2 * config.ssm_inner + 2 * config.ssm_state + config.ssm_heads
+  shapes = (TOKENS.value, WIDTH), (WIDTH, into), (config.ssm_inner, WIDTH)
+  arrays = [np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in shapes]
+
+  def projected(x, one, other):
+    return ((x @ one)[:, : len(other)] @ other).sum()
+
+  gradient = jax.jit(jax.grad(projected, argnums=(0, 1, 2)))
+
+  def run_theirs():
+    projected(*(torch.tensor(x, requires_grad=True) for x in arrays)).backward()
+
+  return lambda: jax.block_until_ready(gradient(*arrays)), run_theirs
+
+
 def main(_) -> None:
   """Time both and print the table."""
   import torch
@@ -49,9 +68,7 @@ def main(_) -> None:
   weights = np.cos(np.arange(WIDTH)).astype(np.float32)
   config = dataclasses.replace(ours.config, ssm_chunk=CHUNK.value, remat="none")
   lm = LM(config)
-  inputs = np.random.default_rng(1).standard_normal((TOKENS.value, WIDTH)).astype(np.float32)
-  sizes_of_products = (WIDTH, 2 * config.ssm_inner + 2 * config.ssm_state + config.ssm_heads), (config.ssm_inner, WIDTH)
-  matrices = [np.random.default_rng(2).standard_normal(size).astype(np.float32) for size in sizes_of_products]
+  run_our_products, run_their_products = products(config)
 
   @jax.jit
   def gradient(params):
@@ -69,18 +86,6 @@ def main(_) -> None:
     hidden = theirs.backbone(torch.tensor(tokens), use_cache=False).last_hidden_state
     (hidden * torch.tensor(weights)).sum().backward()
     return hidden.detach().numpy()
-
-  def projected(x, one, other):
-    return ((x @ one)[:, : len(other)] @ other).sum()
-
-  products = jax.jit(jax.grad(projected, argnums=(0, 1, 2)))
-
-  def run_our_products():
-    jax.block_until_ready(products(inputs, *matrices))
-
-  def run_their_products():
-    leaves = [torch.tensor(x, requires_grad=True) for x in (inputs, *matrices)]
-    projected(*leaves).backward()
 
   runs = {
     "here": run_ours,

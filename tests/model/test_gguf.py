@@ -243,6 +243,8 @@ def test_what_is_written_comes_back(make, tmp_path):
   export_gguf(path, loaded.config, loaded.params, vocab_size=loaded.base_vocab_size, context_tokens=77)
   again = load_pretrained(path, extra_tokens=5)
   assert again.context_tokens == 77
+  if "M" not in loaded.config.block_pattern:  # llama.cpp has an architecture of attention alone
+    assert read_gguf(path)[0]["general.architecture"] in ("llama", "granite", "gemma3")
   mamba = {name: value for name, value in vars(loaded.config).items() if name.startswith(("ssm_", "mamba_"))}
   unsaid = {} if "M" in loaded.config.block_pattern else mamba  # nothing is said of layers that are not there
   assert dataclasses.replace(again.config, **unsaid) == loaded.config

@@ -6,4 +6,5 @@ from selfrag_jax.model.layouts.llama import LLAMA, LLAMA_GGUF
 from selfrag_jax.model.layouts.mamba2 import MAMBA2
 
 HUGGING_FACE = {"llama": LLAMA, "mamba2": MAMBA2, "granitemoehybrid": GRANITE, "gemma3_text": GEMMA3}
-GGUF = {"llama": LLAMA_GGUF, "granitehybrid": GRANITE_HYBRID_GGUF, "granite": GRANITE_GGUF, "gemma3": GEMMA3_GGUF}
+# an export takes the first that can express a model
+GGUF = {"llama": LLAMA_GGUF, "granite": GRANITE_GGUF, "granitehybrid": GRANITE_HYBRID_GGUF, "gemma3": GEMMA3_GGUF}

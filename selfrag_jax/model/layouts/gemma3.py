@@ -5,7 +5,7 @@ from typing import Any
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layouts.table import ARCHITECTURE, PLAIN, Layout, Weight, pattern_of, whole
-from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, renamed
+from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, gguf_fields, renamed
 
 _BLOCKS = {"sliding_attention": "L", "full_attention": "T"}
 _PERIOD = 6  # one in so many layers is global, where no field says it
@@ -123,17 +123,8 @@ def _gguf() -> Layout:
   return Layout(
     blocks="TL",
     fields={
-      "vocab_size": "vocab_size",
-      "tie_word_embeddings": "tie_embeddings",
-      name("embedding_length"): "d_model",
-      n_layers: "n_layers",
-      name("attention.head_count"): "n_heads",
+      **gguf_fields("gemma3"),
       name("attention.head_count_kv"): "n_kv_heads",
-      key_length: "head_dim",
-      name("attention.value_length"): "head_width",
-      name("attention.layer_norm_rms_epsilon"): "norm_eps",
-      name("feed_forward_length"): "mlp_dim",
-      name("rope.freq_base"): "rope_base",
       name("final_logit_softcapping"): "logit_softcap",
     },
     defaults={

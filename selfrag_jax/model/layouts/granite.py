@@ -3,15 +3,17 @@
 Also the form in which hybrids of our own are exported: a Mamba-2 layer without an MLP has one there that adds nothing.
 """
 
+import dataclasses
 import math
 import reprlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layouts.llama import neighbours
 from selfrag_jax.model.layouts.table import ARCHITECTURE, PLAIN, Layout, Weight, pattern_of, whole
-from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, mamba, renamed
+from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, gguf_fields, mamba, renamed
 
 # as transformers names them up to version 5.12 and since
 _BLOCKS = {"attention": "T", "full_attention": "T", "mamba": "M", "linear_attention": "M"}
@@ -129,93 +131,93 @@ GRANITE = Layout(
 )
 
 
-def _gguf(kind: str) -> Layout:
-  """Return the layout of `granitehybrid`, or of `granite`, which has no Mamba-2 layers, as llama.cpp writes them."""
-  name = lambda field: f"{kind}.{field}"
-  n_layers, kv_heads, rope = name("block_count"), name("attention.head_count_kv"), name("rope.scaling.finetuned")
-  inner, ranks = name("ssm.inner_size"), name("ssm.time_step_rank")
-  # our own fields, for what llama.cpp need not know: whether the MLPs of Mamba-2 layers are neutral, the length of an
-  # SSD chunk, and the key and value heads of a model without attention
-  neutral, chunk, heads = (f"selfrag_jax.{field}" for field in ("mamba_mlp", "ssm_chunk", "n_kv_heads"))
+# our own fields of GGUF, for what llama.cpp need not know: whether the MLPs of Mamba-2 layers are neutral, the length
+# of an SSD chunk, and the key and value heads of a model without attention
+_NEUTRAL, _CHUNK, _KV_HEADS = (f"selfrag_jax.{field}" for field in ("mamba_mlp", "ssm_chunk", "n_kv_heads"))
 
-  def kv_heads_by_layer(fields: Mapping[str, Any]) -> list[int]:
-    counts, n = fields.get(kv_heads), whole(fields, n_layers)
-    counts = [counts] * n if isinstance(counts, int) else counts
-    are_counts = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
-    if isinstance(counts, list) and are_counts and len(counts) == n and len({*counts} - {0}) <= 1:
-      return counts
-    raise ValueError(f"{kv_heads} is {reprlib.repr(counts)}; it must be 0 or one number for each layer")
+
+def _kv_heads_by_layer(kind: str, fields: Mapping[str, Any]) -> list[int]:
+  """Return the key and value heads of each layer, 0 for Mamba-2. Raises ValueError for anything else."""
+  name, n = f"{kind}.attention.head_count_kv", whole(fields, f"{kind}.block_count")
+  counts = fields.get(name)
+  counts = [counts] * n if isinstance(counts, int) else counts
+  are_counts = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
+  if isinstance(counts, list) and are_counts and len(counts) == n and len({*counts} - {0}) <= 1:
+    return counts
+  raise ValueError(f"{name} is {reprlib.repr(counts)}; it must be 0 or one number for each layer")
+
+
+def _gguf(kind: str) -> Layout:
+  """Return the layout of an architecture of GGUF as llama.cpp writes it, without Mamba-2 layers."""
+  scales = {
+    f"{kind}.embedding_scale": "embedding_multiplier",
+    f"{kind}.residual_scale": "residual_multiplier",
+    f"{kind}.attention.scale": "attention_multiplier",
+    f"{kind}.logit_scale": "logits_scaling",
+  }
+  rope, by_layer = f"{kind}.rope.scaling.finetuned", partial(_kv_heads_by_layer, kind)
 
   def written(config: ModelConfig) -> dict[str, Any]:
     counts = [config.kv_heads if block == "T" else 0 for block in config.block_pattern or ()]
-    return {kv_heads: counts, rope: config.rope, neutral: config.mamba_mlp, heads: config.kv_heads}
+    ours = {_NEUTRAL: config.mamba_mlp, _KV_HEADS: config.kv_heads}
+    return {f"{kind}.attention.head_count_kv": counts, rope: config.rope, **ours}
 
-  def per_head(fields: Mapping[str, Any], total: str, of: str, otherwise: int) -> int:
-    return whole(fields, total) // whole(fields, of) if total in fields else otherwise
-
-  mixer = {
-    name("ssm.conv_kernel"): "ssm_conv",
-    name("ssm.state_size"): "ssm_state",
-    name("ssm.group_count"): "ssm_groups",
-    inner: "ssm_inner",
-    ranks: "ssm_heads",
-    chunk: "ssm_chunk",
-  }
-  scales = {
-    name("embedding_scale"): "embedding_multiplier",
-    name("residual_scale"): "residual_multiplier",
-    name("attention.scale"): "attention_multiplier",
-    name("logit_scale"): "logits_scaling",
-  }
-  is_hybrid = kind == "granitehybrid"
   return Layout(
-    blocks="TM" if is_hybrid else "T",
-    fields={
-      "vocab_size": "vocab_size",
-      "tie_word_embeddings": "tie_embeddings",
-      name("embedding_length"): "d_model",
-      n_layers: "n_layers",
-      name("attention.head_count"): "n_heads",
-      name("attention.key_length"): "head_dim",
-      name("attention.value_length"): "head_width",
-      name("attention.layer_norm_rms_epsilon"): "norm_eps",
-      name("feed_forward_length"): "mlp_dim",
-      name("rope.freq_base"): "rope_base",
-      **scales,
-      **(mixer if is_hybrid else {}),
-    },
+    blocks="T",
+    fields={**gguf_fields(kind), **scales},
     defaults={
-      name("attention.key_length"): None,
-      name("attention.value_length"): None,
-      name("rope.freq_base"): 10_000.0,
+      f"{kind}.attention.key_length": None,
+      f"{kind}.attention.value_length": None,
+      f"{kind}.rope.freq_base": 10_000.0,
       **{scale: None if scale.endswith("attention.scale") else 1.0 for scale in scales},
       rope: True,  # what llama.cpp takes where the field is absent
-      **({chunk: 256} if is_hybrid else {}),
     },
     allowed={
       ARCHITECTURE: (kind,),
-      name("expert_count"): (0,),
-      name("rope.scaling.type"): ("none",),
+      f"{kind}.expert_count": (0,),
+      f"{kind}.rope.scaling.type": ("none",),
       rope: (True, False),
     },
     implied={
       **_IMPLIED,
-      "block_pattern": lambda fields: "".join("MT"[count > 0] for count in kv_heads_by_layer(fields)),
-      "n_kv_heads": lambda fields: max(kv_heads_by_layer(fields)) or fields.get(heads),
+      "block_pattern": lambda fields: "".join("MT"[count > 0] for count in by_layer(fields)),
+      "n_kv_heads": lambda fields: max(by_layer(fields)) or fields.get(_KV_HEADS),
       "rope": lambda fields: fields[rope],
-      "mamba_mlp": lambda fields: fields.get(neutral, True),
-      **(
-        {
-          "ssm_head_dim": lambda fields: per_head(fields, inner, ranks, 1),
-          "ssm_expand": lambda fields: per_head(fields, inner, name("embedding_length"), 1),
-        }
-        if is_hybrid
-        else {}
-      ),
+      "mamba_mlp": lambda fields: fields.get(_NEUTRAL, True),
     },
     weights=(
       *neighbours(renamed((*ENDS, *ATTENTION, *MLP), GGUF_NAMES)),
       Weight("blk.{}.attn_norm.weight", "mixer_norm/scale", "D", "D"),
+      Weight("blk.{}.ffn_norm.weight", "mlp_norm/scale", "D", "D", neutral=1.0),
+    ),
+    written=written,
+  )
+
+
+def _hybrid_gguf(kind: str) -> Layout:
+  """Return the layout of an architecture that has Mamba-2 layers, too."""
+  plain, name = _gguf(kind), lambda field: f"{kind}.{field}"
+  inner, heads, width = name("ssm.inner_size"), name("ssm.time_step_rank"), name("embedding_length")
+  return dataclasses.replace(
+    plain,
+    blocks="TM",
+    fields={
+      **plain.fields,
+      name("ssm.conv_kernel"): "ssm_conv",
+      name("ssm.state_size"): "ssm_state",
+      name("ssm.group_count"): "ssm_groups",
+      inner: "ssm_inner",
+      heads: "ssm_heads",
+      _CHUNK: "ssm_chunk",
+    },
+    defaults={**plain.defaults, _CHUNK: 256},
+    implied={
+      **plain.implied,
+      "ssm_head_dim": lambda fields: whole(fields, inner) // whole(fields, heads),
+      "ssm_expand": lambda fields: whole(fields, inner) // whole(fields, width),
+    },
+    weights=(
+      *plain.weights,
       Weight("blk.{}.ssm_in.weight", "mixer/in_proj", "projected D", "D projected", "M"),
       Weight("blk.{}.ssm_conv1d.weight", "mixer/conv_kernel", "C W", "W C", "M"),
       Weight("blk.{}.ssm_conv1d.bias", "mixer/conv_bias", "C", "C", "M"),
@@ -224,10 +226,8 @@ def _gguf(kind: str) -> Layout:
       Weight("blk.{}.ssm_d", "mixer/D", "heads 1", "heads", "M"),
       Weight("blk.{}.ssm_norm.weight", "mixer/norm/scale", "G per", "(G per)", "M"),
       Weight("blk.{}.ssm_out.weight", "mixer/out_proj", "D inner", "inner D", "M"),
-      Weight("blk.{}.ffn_norm.weight", "mlp_norm/scale", "D", "D", neutral=1.0),
     ),
-    written=written,
   )
 
 
-GRANITE_GGUF, GRANITE_HYBRID_GGUF = _gguf("granite"), _gguf("granitehybrid")
+GRANITE_GGUF, GRANITE_HYBRID_GGUF = _gguf("granite"), _hybrid_gguf("granitehybrid")

@@ -1,7 +1,7 @@
 """Llama in Hugging Face's format and in GGUF."""
 
 from selfrag_jax.model.layouts.table import ARCHITECTURE, PLAIN, Layout, Weight, all_of
-from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, renamed
+from selfrag_jax.model.layouts.transformer import ATTENTION, ENDS, FIELDS, GGUF_NAMES, MLP, gguf_fields, renamed
 
 _WEIGHTS = (
   *ENDS,
@@ -50,17 +50,8 @@ LLAMA = Layout(
 LLAMA_GGUF = Layout(
   blocks="T",
   fields={
-    "vocab_size": "vocab_size",
-    "tie_word_embeddings": "tie_embeddings",
-    "llama.embedding_length": "d_model",
-    "llama.block_count": "n_layers",
-    "llama.attention.head_count": "n_heads",
+    **gguf_fields("llama"),
     "llama.attention.head_count_kv": "n_kv_heads",
-    "llama.attention.key_length": "head_dim",
-    "llama.attention.value_length": "head_width",
-    "llama.attention.layer_norm_rms_epsilon": "norm_eps",
-    "llama.feed_forward_length": "mlp_dim",
-    "llama.rope.freq_base": "rope_base",
     "llama.rope.dimension_count": "head_width",
   },
   defaults={

@@ -58,6 +58,22 @@ def renamed(weights: tuple[Weight, ...], names: dict[str, str]) -> tuple[Weight,
   return tuple(weight._replace(theirs=name(weight)) for weight in weights)
 
 
+def gguf_fields(kind: str) -> dict[str, str]:
+  """Return the fields of GGUF that the architectures here share, under the name of one of them."""
+  return {
+    "vocab_size": "vocab_size",
+    "tie_word_embeddings": "tie_embeddings",
+    f"{kind}.embedding_length": "d_model",
+    f"{kind}.block_count": "n_layers",
+    f"{kind}.attention.head_count": "n_heads",
+    f"{kind}.attention.key_length": "head_dim",
+    f"{kind}.attention.value_length": "head_width",
+    f"{kind}.attention.layer_norm_rms_epsilon": "norm_eps",
+    f"{kind}.feed_forward_length": "mlp_dim",
+    f"{kind}.rope.freq_base": "rope_base",
+  }
+
+
 # llama.cpp's names
 GGUF_NAMES = {
   "model.embed_tokens.weight": "token_embd.weight",
