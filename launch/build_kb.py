@@ -5,7 +5,7 @@ share. `python -m selfrag_jax.retrieval` builds on one host, and also searches, 
 """
 
 from absl import flags
-from command import run
+from command import HOSTS, run, start
 
 DOCUMENTS = flags.DEFINE_multi_string("documents", [], "A file, or a folder of files: .jsonl, .txt, .md, .html.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder of the knowledge base.")
@@ -21,15 +21,15 @@ NEAR = flags.DEFINE_float("near_duplicates", None, "Similarity from which a repe
 SYNC = flags.DEFINE_bool("sync", False, "Update a knowledge base, built as before; only new texts are embedded.")
 SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out and count files and records that cannot be read.")
 
+for shared in HOSTS:
+  flags.declare_key_flag(shared)
+
 
 def main(argv: list[str]) -> None:
   """Build the knowledge base that the flags describe."""
   if len(argv) > 1 or not DOCUMENTS.value or not OUTPUT.value:
     raise ValueError(f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "--documents and --output are needed")
-  from selfrag_jax.mesh import configure_xla, start_distributed
-
-  configure_xla()
-  start_distributed()
+  start()
   from selfrag_jax.retrieval.base import import_plugins
   from selfrag_jax.retrieval.commands import given_chunking, parse_settings, told
   from selfrag_jax.retrieval.knowledge_base import prepare_knowledge_base

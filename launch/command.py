@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+HOSTS = ("coordinator", "num_processes", "process_id")  # Slurm, Open MPI, Cloud TPU and GKE tell them, too
+
 CONFIG = config_flags.DEFINE_config_file(
   "config", lock_config=True, help_string="A file of configs/; after a colon, its variant."
 )
@@ -26,6 +28,9 @@ WORKDIR = flags.DEFINE_string(
   "workdir", None, "Where checkpoints, metrics and the report go (default: config.workdir)."
 )
 MESH = flags.DEFINE_string("mesh", None, "Sizes of the mesh for a machine, such as host, v5e-256 or h100-8.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, for a run of several processes.")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes run this; 1: alone, on a cluster, too.")
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this process, from 0 on.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, such as mesh, parameters and memory, and stop.")
 
 
@@ -75,14 +80,24 @@ def output(config: Mapping[str, Any]) -> str:
 
 def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
   """Return the module of the experiment that the config names, and the experiment. Write nothing."""
-  from selfrag_jax.mesh import configure_xla, start_distributed
-
-  configure_xla()
-  start_distributed()
+  start()
   from selfrag_jax.experiments.base import find
 
   module = find(config["experiment"])
   return module, module.build(config)
+
+
+def start() -> None:
+  """Start JAX, with the other processes of the run if there are any."""
+  from selfrag_jax import hosts
+  from selfrag_jax.mesh import configure_xla
+
+  configure_xla()
+  place = hosts.find(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+  hosts.join(place)
+  if place and place.process_id:
+    with open(os.devnull, "w") as silence:
+      os.dup2(silence.fileno(), 1)  # process 0 tells what all of them know; errors are each one's own
 
 
 def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
@@ -102,15 +117,29 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
     from selfrag_jax.text.printable import printable  # file names and config values may hold any characters
 
     print(printable(ended.code), file=sys.stderr)
-    sys.exit(failed)
+    _end(ended.code, failed)
   except KeyboardInterrupt as stopped:
     with contextlib.suppress(OSError):  # whoever read the output may have gone
       print(stopped if str(stopped) else "stopped", file=sys.stderr, flush=True)
       sys.stdout.flush()
+    from selfrag_jax import hosts
+
+    hosts.leave("stopped by hand")
     os._exit(130)  # XLA may still be compiling, and would crash while the interpreter ends
-  except Exception:  # a bug, or --v=1: Python's own exit code would be 1, whatever `failed` is
+  except Exception as error:  # a bug, or --v=1: Python's own exit code would be 1, whatever `failed` is
     traceback.print_exc()
-    sys.exit(failed)
+    _end(repr(error), failed)
+
+
+def _end(reason: str, code: int) -> NoReturn:
+  """Exit after an error. Of several processes, the others end too: they would wait for this one."""
+  from selfrag_jax import hosts
+
+  if hosts.joined():
+    hosts.leave(reason)
+    sys.stdout.flush()
+    os._exit(code)  # JAX would wait for the others before it lets this one end
+  sys.exit(code)
 
 
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
@@ -119,6 +148,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
   try:
     main(argv)
   except Exception as error:
+    from selfrag_jax import hosts
     from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.storage.generation import FolderError
     from selfrag_jax.storage.lock import FolderInUseError
@@ -126,6 +156,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     from selfrag_jax.train.checkpoint import CheckpointError
     from selfrag_jax.train.loop import TrainingError
 
+    hosts.settle()
     if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, TrainingError, FolderInUseError, FolderError)
@@ -178,7 +209,7 @@ def _parse(argv: list[str]) -> list[str]:
     rest = flags.FLAGS(argv)
     own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
     if foreign := [
-      name for name in ("config", "workdir", "mesh", "dry_run") if flags.FLAGS[name].present and name not in own
+      name for name in ("config", "workdir", "mesh", "dry_run", *HOSTS) if flags.FLAGS[name].present and name not in own
     ]:
       raise flags.Error(f"{Path(argv[0]).name} has no flag --{foreign[0]}")
     return rest

@@ -8,12 +8,12 @@ an error arose. Exit code 0: done, and every `--min` and `--max` is met; 1: one 
 import sys
 
 from absl import flags
-from command import DRY_RUN, build, output, read, run
+from command import DRY_RUN, HOSTS, build, output, read, run
 
 DATA = flags.DEFINE_string("data", None, "Files that the experiment reads: short for --config.data.path.")
 MIN = flags.DEFINE_multi_string("min", [], "NAME=VALUE: the least that a report's value may be, as em.refrag=0.9.")
 MAX = flags.DEFINE_multi_string("max", [], "NAME=VALUE: the most that a report's value may be.")
-for shared in ("config", "workdir", "mesh", "dry_run"):
+for shared in ("config", "workdir", "mesh", "dry_run", *HOSTS):
   flags.declare_key_flag(shared)
 
 

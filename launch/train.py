@@ -4,9 +4,9 @@ Run the same command again to resume. `--v=1` shows where an error arose.
 """
 
 from absl import flags
-from command import DRY_RUN, build, output, read, run
+from command import DRY_RUN, HOSTS, build, output, read, run
 
-for shared in ("config", "workdir", "mesh", "dry_run"):
+for shared in ("config", "workdir", "mesh", "dry_run", *HOSTS):
   flags.declare_key_flag(shared)
 
 

@@ -1,4 +1,4 @@
-"""The device mesh, the rules that map logical axes to its axes, and the start-up of several hosts.
+"""The device mesh, and the rules that map logical axes to its axes.
 
 Four mesh axes: `data` (replicas of the parameters), `fsdp` (parameters and batch split), `sequence` (parameters and the
 tokens of a row split), `tensor` (heads, MLP and vocabulary split). Axes are Auto on purpose: the compiler propagates
@@ -277,14 +277,3 @@ def configure_xla() -> None:
   if metadata.version("jaxlib") == "0.10.2" and "xla_cpu_experimental_ynn_fusion_type" not in flags:
     fusions = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_experimental_ynn_fusion_type={fusions}".strip()
-
-
-def start_distributed() -> None:
-  """Join the other hosts if a coordinator is configured; do nothing otherwise. Call it before any JAX operation."""
-  if os.environ.get("JAX_COORDINATOR_ADDRESS"):
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-      os.environ["JAX_COORDINATOR_ADDRESS"],
-      int(os.environ["JAX_NUM_PROCESSES"]),
-      int(os.environ["JAX_PROCESS_ID"]),
-    )

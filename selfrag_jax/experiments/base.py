@@ -15,8 +15,9 @@ from selfrag_jax.aot.table import print_mesh, print_model
 from selfrag_jax.checked import Seed
 from selfrag_jax.mesh import MeshConfig, absent
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.settings import settings
-from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.atomic import json_bytes
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.loop import LoopConfig, Phase, read_ended, train
 from selfrag_jax.typing import Params
@@ -139,7 +140,7 @@ def write_report(
   """
   out = io.StringIO()
   csv.writer(out, lineterminator="\n").writerows(rows)
-  write_bytes_atomic(workdir / f"{name}.csv", out.getvalue().encode())
+  write_file(workdir / f"{name}.csv", out.getvalue().encode())
   if config is not None:
-    write_json(workdir / "config.json", config)
-  write_json(workdir / f"{name}.json", report)
+    write_file(workdir / "config.json", json_bytes(config))
+  write_file(workdir / f"{name}.json", json_bytes(report))

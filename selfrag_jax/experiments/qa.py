@@ -16,13 +16,13 @@ from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.metrics.question_answering import QuestionScores, score_question
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import figures
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.base import BaseRetriever, create
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.retrieval.multi_hop import by_search
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
-from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.tasks.audit import complete_only, with_texts
 from selfrag_jax.tasks.country_wordings import UNKNOWN
 from selfrag_jax.tasks.official import corpus_of
@@ -140,7 +140,7 @@ def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
     print(f"{name}: " + "  ".join(f"{metric} {value:.3f}" for metric, value in scores.items()), flush=True)
   report = summarize(experiment, rows) | {"wall_seconds": round(time.monotonic() - began, 1)}
   arrays = {f"{arm}.{metric}": values for arm, of in rows.items() for metric, values in of.items()}
-  write_bytes_atomic(workdir / "qa.npz", npz_bytes(arrays))
+  write_file(workdir / "qa.npz", npz_bytes(arrays))
   figures.answer_bars(workdir / "qa.png", report)
   write_report(workdir, "qa", report, as_rows(report), experiment.config)
   return report

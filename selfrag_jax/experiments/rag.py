@@ -21,11 +21,11 @@ from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.reports.answers_by_documents import Scores, as_rows, summarize, table
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
-from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.tasks.articles import Articles
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.qa import load_task
@@ -335,7 +335,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
     for condition, found in of.items()
     for field, values in found._asdict().items()
   }
-  write_bytes_atomic(workdir / "rag.npz", npz_bytes(arrays))
+  write_file(workdir / "rag.npz", npz_bytes(arrays))
   base.write_report(workdir, "rag", report, as_rows(report), experiment.config)
   print(table(report))
   return report

@@ -12,7 +12,7 @@ from selfrag_jax.aot.table import print_encoder_plan
 from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report
-from selfrag_jax.mesh import make_mesh
+from selfrag_jax.mesh import fetch, make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.train.loop import LoopConfig
@@ -72,7 +72,7 @@ class RankingExperiment(abc.ABC):
     self.encoder.check_folder(folder)  # an error comes now, not after the training
     print(sizes(self.data), flush=True)
     with jax.set_mesh(self.mesh):
-      params = self.finished(jax.device_get(take(self.phase())))
+      params = self.finished(fetch(take(self.phase())))
     self.encoder.save(folder, params)
     scores, found = self.compare(params)
     return write_report(workdir, self.name, scores, {**self.counts, **found, "config": self.config})

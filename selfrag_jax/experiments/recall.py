@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from selfrag_jax.mesh import fetch
 from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import bootstrap_difference
 from selfrag_jax.tasks.context_batch import ContextBatch, of_facts
@@ -99,7 +100,7 @@ def recall_among(reader: MemoryReader, params: Params, task: Facts) -> np.ndarra
   """Return for each fact of a test list whether a question about it finds it first, bool [n_facts]."""
   batch = of_facts(task.lists("test", [0], task.n_facts))
   slots = _retrieve(reader, params, batch, np.zeros(task.n_facts, bool))
-  return np.asarray(slots)[:, 0] == batch.gold[0, :, 0]
+  return fetch(slots)[:, 0] == batch.gold[0, :, 0]
 
 
 def _slots(
@@ -114,7 +115,7 @@ def _slots(
       forgotten = np.zeros((len(rows), n), bool)
       if visibility == "deleted":
         np.put_along_axis(forgotten, part.gold[:, 0], True, axis=1)
-      parts.append(_retrieve(reader, params, part, forgotten.reshape(-1), embedded(rows)))
+      parts.append(fetch(_retrieve(reader, params, part, forgotten.reshape(-1), embedded(rows))))
     slots = np.concatenate(parts)[: len(batch.chunks)]
   else:
     slots = visible_slots(visibility, batch, reader.config.top_k, np.random.default_rng(seed))
@@ -133,7 +134,7 @@ def _embedded(
   parts = []
   for of in _parts(len(distinct), tokens // width):
     alone = batch._replace(chunks=one(distinct[:, :-1], of), chunk_lengths=one(distinct[:, -1], of))
-    parts.append(_embed(reader, params, alone))
+    parts.append(fetch(_embed(reader, params, alone)))
   embedded = np.concatenate(parts)[: len(distinct)]
   return lambda contexts: embedded[of_chunk[contexts]].reshape(-1, embedded.shape[1])
 
@@ -159,7 +160,7 @@ def _answer(
     first = np.arange(len(rows))[:, None] * k
     local = np.where(places[rows] >= 0, first + places[rows], -1)
     read: Any = _read(reader, params, ContextBatch(*(column[rows] for column in narrow)), local)
-    parts.append(jax.device_get(read))
+    parts.append(fetch(read))
   log_probs, hits, counted = (np.concatenate(column)[: len(slots)] for column in zip(*parts, strict=True))
   loss = -np.where(counted, log_probs, 0).sum(axis=1) / counted.sum(axis=1)
   return loss, np.all(hits | ~counted, axis=1)

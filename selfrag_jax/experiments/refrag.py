@@ -24,11 +24,11 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports import figures
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
-from selfrag_jax.storage.atomic import write_bytes_atomic
 from selfrag_jax.tasks.passages import PassageSearch
 from selfrag_jax.tasks.search_task import SearchTask
 from selfrag_jax.text.chat import visualize_tokenization
@@ -233,7 +233,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
   report["wall_seconds"] = round(time.monotonic() - started, 1)
   arrays = {f"{name}.{field}": values for name, of in scores.items() for field, values in of._asdict().items()}
   arrays |= {f"{name}_question.all_gold": values for name, values in questions.items()}
-  write_bytes_atomic(workdir / "report.npz", npz_bytes(arrays))
+  write_file(workdir / "report.npz", npz_bytes(arrays))
   figures.em_over_steps(workdir, report)
   base.write_report(workdir, "report", report, as_rows(report), experiment.config)
   print(table(report))

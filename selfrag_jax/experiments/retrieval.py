@@ -16,6 +16,7 @@ from selfrag_jax.experiments import base
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_recall, ndcg, reciprocal_rank
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.reports import figures
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
 from selfrag_jax.retrieval.beir import Judged, TitleParts, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
@@ -24,7 +25,6 @@ from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.reading import dense_parts
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
-from selfrag_jax.storage.atomic import write_bytes_atomic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ def write_report(
   baseline = baseline or next(iter(scores))
   report = {**facts, **summarize(scores, baseline)}
   arrays = {f"{retriever}.{metric}": values for retriever, found in scores.items() for metric, values in found.items()}
-  write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
+  write_file(workdir / f"{name}.npz", npz_bytes(arrays))
   figures.retrieval_bars(workdir / f"{name}.png", report, list(scores))
   base.write_report(workdir, name, report, as_rows(scores))
   print(table(scores, report, baseline))

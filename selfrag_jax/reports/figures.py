@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.train.telemetry import read_rows
 
 REFERENCES = {
@@ -61,7 +61,7 @@ def em_over_steps(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
   axes.set_title(f"{report['task']}, blocks {pattern}, {report['parameters']:,} parameters, seed {report['seed']}")
   axes.grid(alpha=0.25)
   axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-  write_bytes_atomic(epath.Path(workdir) / "report.png", png_of(figure))
+  write_file(epath.Path(workdir) / "report.png", png_of(figure))
 
 
 # accuracy at relative depths 0, 1/4, 1/2, 3/4, 1, in percent (Liu et al. 2023, arXiv 2307.03172)
@@ -106,7 +106,7 @@ def accuracy_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> N
   figure.suptitle(
     f"Recall by position: {report['variant']}, seed {report['seed']}, n = {report['conditions']['memory']['n']} a depth"
   )
-  write_bytes_atomic(epath.Path(workdir) / "position_recall.png", png_of(figure))
+  write_file(epath.Path(workdir) / "position_recall.png", png_of(figure))
 
 
 def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -118,7 +118,7 @@ def accuracy_over_depth_of_runs(path: epath.PathLike, reports: Sequence[Mapping[
   panels[0].set_ylabel("accuracy: median and range of the runs")
   figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
   figure.suptitle(f"Recall by position: {reports[0]['variant']}, seeds {_ranges([r['seed'] for r in reports])}")
-  write_bytes_atomic(path, png_of(figure))
+  write_file(path, png_of(figure))
 
 
 def _draw_conditions(
@@ -212,7 +212,7 @@ def documents_over_depth(workdir: epath.PathLike, report: Mapping[str, Any]) -> 
     panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
   panels[0].set_ylabel("accuracy")
   figure.suptitle(f"Recall by position on real documents: {report['config']['model']}")
-  write_bytes_atomic(epath.Path(workdir) / "documents.png", png_of(figure))
+  write_file(epath.Path(workdir) / "documents.png", png_of(figure))
 
 
 def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -235,7 +235,7 @@ def retrieval_bars(path: epath.PathLike, report: Mapping[str, Any], names: Seque
   right.set(xscale="log", xlabel="ms a query", xlim=(min(times) / 3, max(times) * 4))
   counts = {"documents": "documents", "queries": "queries", "test.queries": "test queries"}
   figure.suptitle(", ".join(f"{report[key]:,} {what}" for key, what in counts.items() if key in report))
-  write_bytes_atomic(path, png_of(figure))
+  write_file(path, png_of(figure))
 
 
 def answer_bars(path: epath.PathLike, report: Mapping[str, Any]) -> None:
@@ -257,7 +257,7 @@ def answer_bars(path: epath.PathLike, report: Mapping[str, Any]) -> None:
   right.barh(rows, [found.get("all_gold", 0.0) for found in arms.values()], 0.5, color="#bdbdbd")
   right.set(xlim=(0, 1), xlabel="questions whose gold passages were all shown")
   figure.suptitle(f"{report['with_answer']:,} questions with an answer, of {report['questions']:,}")
-  write_bytes_atomic(path, png_of(figure))
+  write_file(path, png_of(figure))
 
 
 def short(name: str) -> str:
@@ -283,7 +283,7 @@ def runs_of_groups(workdir: epath.PathLike, summary: Mapping[str, Any]) -> None:
   axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5))
   axes.set_title("each run a dot, the median a line", fontsize=9, loc="left")
   axes.grid(alpha=0.25, axis="x")
-  write_bytes_atomic(epath.Path(workdir) / "sweep.png", png_of(figure))
+  write_file(epath.Path(workdir) / "sweep.png", png_of(figure))
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.reports.files import write_file
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -36,12 +36,12 @@ def write_page(workdir: epath.PathLike, report: Mapping[str, Any]) -> None:
     "<p>Chunks in the order of their similarity; the needed one is marked.</p>",
     *map(_answer, report["examples"]),
   ]
-  write_bytes_atomic(workdir / "position_recall.html", render("Recall by position", parts))
+  write_file(workdir / "position_recall.html", render("Recall by position", parts))
 
 
 def write_answers(path: epath.PathLike, title: str, answers: Iterable[Mapping[str, Any]]) -> None:
   """Write answers, each with the chunks retrieved for it in the order of their similarity, as one file."""
-  write_bytes_atomic(path, render(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
+  write_file(path, render(title, [f"<h1>{escape(title)}</h1>", *map(_answer, answers)]))
 
 
 def render(title: str, parts: Iterable[str]) -> bytes:

@@ -6,8 +6,8 @@ from typing import Any
 
 from etils import epath
 
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.reports.page import render
-from selfrag_jax.storage.atomic import write_bytes_atomic
 
 # a checked box hides the questions whose rollouts did not change, without a script
 FILTER = """<style>#changed:checked ~ .same { display: none } section { border-top: 2px solid #ddd; padding-top: .5rem }
@@ -31,7 +31,7 @@ def write_rollouts(path: epath.PathLike, title: str, questions: Sequence[Mapping
     FILTER,
     *map(_question, questions),
   ]
-  write_bytes_atomic(path, render(title, parts))
+  write_file(path, render(title, parts))
 
 
 def _question(question: Mapping[str, Any]) -> str:

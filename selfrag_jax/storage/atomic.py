@@ -72,8 +72,13 @@ def write_bytes_atomic(path: epath.PathLike, data: bytes) -> None:
 
 
 def write_json(path: epath.PathLike, obj: Any) -> None:
-  """Write `obj` as strict JSON, atomically. Raises ValueError for NaN and infinity, which JSON cannot hold."""
-  write_bytes_atomic(path, (json.dumps(obj, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
+  """Write `obj` as `json_bytes`, atomically."""
+  write_bytes_atomic(path, json_bytes(obj))
+
+
+def json_bytes(obj: Any) -> bytes:
+  """Return `obj` as strict JSON. Raises ValueError for NaN and infinity, which JSON cannot hold."""
+  return (json.dumps(obj, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def fsync_paths(*paths: epath.PathLike) -> None:

@@ -1,6 +1,7 @@
 """The training loop, the only one: restore, step, read the metrics of the previous step, do the periodic work."""
 
 import dataclasses
+import itertools
 import json
 import math
 import signal
@@ -16,6 +17,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
+from selfrag_jax import hosts
 from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.model.config import identity
 from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
@@ -89,6 +91,10 @@ class Phase(Protocol):
     ...
 
 
+# Hosts agree on a number to stop at, above those that they have asked with; steps begin again with each phase.
+_ASKED = itertools.count(1)
+
+
 class StopSignal:
   """A context that records SIGTERM and Ctrl-C, so that the loop can save before it ends.
 
@@ -118,10 +124,10 @@ class StopSignal:
       print("stopping after this step, to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
     self.requested = number
 
-  def at(self, step: int) -> bool:
-    """Tell whether to stop after this step; all hosts get the same answer."""
+  def asked(self) -> bool:
+    """Tell whether to stop after this step; all hosts ask after each, and get the same answer."""
     if jax.process_count() > 1:
-      self._reached = multihost_utils.reached_preemption_sync_point(step)
+      self._reached = multihost_utils.reached_preemption_sync_point(next(_ASKED))
     return self.noted
 
   @property
@@ -142,6 +148,7 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   """
   folder = checkpoints(workdir, phase.name)
   metadata = {**metadata, **phase.metadata()}
+  hosts.barrier(f"the start of {phase.name}")  # a sum over devices would wait for a missing process without an end
   with StopSignal() as stop:
     with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
       state = _steps(phase, workdir, config, metadata, saver, stop)
@@ -185,7 +192,7 @@ def _steps(
       state, metrics = phase.step(state, batch)
       _log(phase, telemetry, pending)
       pending = (step, metrics)
-      stopping = stop.at(step)
+      stopping = stop.asked()
       evaluating = due(step, config.eval_every)
       if stopping or evaluating or due(step, config.checkpoint_every):
         _log(phase, telemetry, pending)  # before saving: a NaN must not be checkpointed

@@ -46,9 +46,9 @@ def flags_and_environment(flags: tuple[str, ...], devices: int) -> tuple[list[st
   return ["launch/train.py", "--config=configs/refrag.py", *overrides, *flags], environment
 
 
-def start(*flags: str) -> subprocess.Popen:
+def start(*flags: str, devices: int = 1) -> subprocess.Popen:
   """Start a process of its own, to be interrupted."""
-  command, environment = flags_and_environment(flags, 1)
+  command, environment = flags_and_environment(flags, devices)
   pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
   return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, text=True, **pipes)
 

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax import hosts
 from selfrag_jax.encoders.bert import BertConfig, init_bert
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.augment import memory_tokens
 from selfrag_jax.generate.rollout import RolloutConfig
-from selfrag_jax.mesh import make_mesh, start_distributed
+from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM, init_params
 from selfrag_jax.retrieval.beir import Judged
@@ -169,7 +170,7 @@ def results(mesh, names: Sequence[str], accumulate: int = 1) -> dict[str, list[d
 
 def main(path: str, *names: str) -> None:
   """Train phases on the devices of all processes; the first process writes the metrics."""
-  start_distributed()
+  hosts.join(hosts.find())
   jax.config.update("jax_enable_x64", True)
   found = results(make_mesh(data=-1, fsdp=2), names)
   if jax.process_index() == 0:

@@ -1,5 +1,6 @@
 """The training loop: resumed = uninterrupted, and every way to stop leaves a good checkpoint."""
 
+import itertools
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train import checkpoint
 from selfrag_jax.train.alarm import CollapseError
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, checkpoints, train
+from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, StopSignal, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, evaluate
@@ -391,3 +392,18 @@ def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compil
     wanted = rl.abstract_state().params
     same = jax.tree.map(lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim), state.params, wanted)
     assert all(jax.tree.leaves(same))
+
+
+def test_several_hosts_agree_on_a_number_that_grows_over_the_phases(monkeypatch):
+  """A host that is told to stop in the last steps of a phase stops in the next one, whose steps begin again."""
+  asked = []
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr("selfrag_jax.train.loop._ASKED", itertools.count(1))
+  monkeypatch.setattr(
+    "selfrag_jax.train.loop.multihost_utils.reached_preemption_sync_point", lambda n: asked.append(n) or n == 5
+  )
+  stop = StopSignal()
+  assert [stop.asked() for _ in range(3)] == [False] * 3
+  following = StopSignal()
+  assert [following.asked() for _ in range(2)] == [False, True]
+  assert asked == [1, 2, 3, 4, 5]
