@@ -116,8 +116,11 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
   if not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)  # orbax writes dozens of INFO lines a checkpoint
+  from selfrag_jax.storage.atomic import os_errors
+
   try:
-    main(argv)
+    with os_errors():
+      main(argv)
   except Exception as error:
     from selfrag_jax.memory.journal import StoreError
     from selfrag_jax.storage.generation import FolderError
