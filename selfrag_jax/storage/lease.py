@@ -82,8 +82,8 @@ class _Lease:
       except OSError as error:  # the network is away; once it is back, a renewal tells whether the lease is lost
         print(error, file=sys.stderr, flush=True)
         continue
-      said = f"error: {self._folder} was taken over by another process, since there was no sign of life of this one"
-      print(said, file=sys.stderr, flush=True)
+      said = f"error: {self._folder}{_NAME} was deleted, or taken over by another process"
+      print(f"{said}, to which this one showed no sign of life", file=sys.stderr, flush=True)
       os._exit(1)
 
   def give_back(self) -> None:
