@@ -55,6 +55,7 @@ setup(
     "safetensors>=0.5,<1",
     "scipy>=1.11,<2",
     "tensorboardX>=2.6,<3",
+    "tensorstore>=0.1.84,<0.2",
     "tqdm>=4.66,<5",
     # scann 1.4 loads TensorFlow ops built for 2.20; with 2.21 its import dies with an undefined symbol.
     f"scann~=1.4; {LINUX}",
@@ -76,6 +77,7 @@ setup(
       "pytest>=8,<10",
       "pytest-xdist>=3.6,<4",
       "ruff>=0.12,<1",
+      "trustme>=1.2,<2",  # certificates of the local server that stands in for object storage
       # the TPU compiler: programs are compiled ahead of time for a TPU that is not there
       *jax("[tpu]", LINUX),
       # oracles: the reference implementations our model is held against

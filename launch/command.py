@@ -145,8 +145,11 @@ def _end(reason: str, code: int) -> NoReturn:
 def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
   if not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)  # orbax writes dozens of INFO lines a checkpoint
+  from selfrag_jax.storage.atomic import os_errors
+
   try:
-    main(argv)
+    with os_errors():
+      main(argv)
   except Exception as error:
     from selfrag_jax import hosts
     from selfrag_jax.memory.journal import StoreError

@@ -15,6 +15,7 @@ from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_val
 from selfrag_jax.mesh import fetch, make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.settings import read_config, settings
+from selfrag_jax.storage.atomic import is_local
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.typing import Params
@@ -68,6 +69,10 @@ class RankingExperiment(abc.ABC):
   def report(self, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
     """Take the phase's parameters, write the model, and write the report: `NAME.json`, `.csv` and `.png`."""
     workdir = epath.Path(workdir)
+    if not is_local(workdir):
+      raise ValueError(
+        f"the workdir {workdir} is object storage, to which no {self.folder} can be written: give a folder on a disk"
+      )
     folder = os.fspath(workdir / self.folder)
     self.encoder.check_folder(folder)  # an error comes now, not after the training
     print(sizes(self.data), flush=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
+from selfrag_jax.storage.binary import open_binary
+
 # the errors of NumPy and zipfile for bytes that are no archive, and for archives of something else than arrays
 _NO_ARRAYS = (
   AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error
@@ -23,7 +25,7 @@ def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def read_npz(source: epath.PathLike | bytes) -> dict[str, np.ndarray]:
   """Return the arrays of a file, or of its bytes, by name. Raises ValueError for anything but an archive of arrays."""
-  with io.BytesIO(source) if isinstance(source, bytes) else epath.Path(source).open("rb") as file:
+  with io.BytesIO(source) if isinstance(source, bytes) else open_binary(source) as file:
     try:
       with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}

@@ -14,6 +14,17 @@ def is_local(path: epath.PathLike) -> bool:
   return "://" not in os.fspath(path)
 
 
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+  """Raise OSError in place of the errors of TensorFlow, by which epath reads and writes object storage."""
+  try:
+    yield
+  except Exception as error:
+    if not type(error).__module__.startswith("tensorflow."):  # which is imported only where there is such storage
+      raise
+    raise OSError(" ".join(str(error).split())) from error
+
+
 def absolute(path: epath.PathLike) -> epath.Path:
   """Return `path` as an absolute path; a path in object storage already is one."""
   path = epath.Path(path)

@@ -7,6 +7,8 @@ from typing import Any
 
 from etils import epath
 
+from selfrag_jax.storage.binary import open_binary
+
 LONGEST_LINE = 1 << 25  # bytes; no record is that long, but a file of another kind may have such a line
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -19,7 +21,7 @@ def read_lines(path: epath.PathLike, failed: Callable[[ValueError], None] | None
   """
   failed = failed or raise_error
   # bytes are split only at newlines; text is also split at characters that may stand inside a title
-  with epath.Path(path).open("rb") as file:
+  with open_binary(path) as file:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
       where = f"{path}, line {number}"
       if len(line) == LONGEST_LINE:
@@ -43,7 +45,7 @@ def raise_error(error: ValueError) -> None:
 
 def refuse_pointer(path: epath.PathLike) -> None:
   """Raise ValueError for the pointer that git-lfs leaves in the place of a large file that it has not fetched."""
-  with epath.Path(path).open("rb") as file:
+  with open_binary(path) as file:
     if file.read(len(LFS_POINTER)) == LFS_POINTER:
       raise ValueError(f"{path} is a pointer of git-lfs, not the file itself: run git lfs pull, or download the file")
 

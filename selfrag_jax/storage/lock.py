@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from selfrag_jax.storage.atomic import is_local
+from selfrag_jax.storage.lease import LeaseHeldError, hold_lease
 
 try:
   import fcntl
@@ -21,16 +22,25 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
-  """Hold the lock of an existing folder, so that no other process writes into it.
+  """Hold the lock of a folder, so that no other process writes into it. A local folder must exist.
 
   The lock is an exclusive `flock` on `<path>/.lock`; the operating system releases it however the process ends,
-  `kill -9` included. Object storage has no locks: there the user must not start two writers of one folder.
+  `kill -9` included. In object storage it is a lease (see `hold_lease`), which is free a minute after a kill.
 
   Raises:
     FolderInUseError: another process holds the lock; the message names that process and its host, and ends with the
       `advice`.
+    OSError: a folder in object storage cannot be written.
   """
-  if fcntl is None or not is_local(path):
+  if not is_local(path):
+    with contextlib.ExitStack() as held:
+      try:
+        held.enter_context(hold_lease(path))
+      except LeaseHeldError as error:
+        raise FolderInUseError(f"{path} is in use by {error}; {advice}") from None
+      yield
+    return
+  if fcntl is None:
     yield
     return
   # bound to local names: if a store is not closed, this ends at interpreter exit, when the modules have gone

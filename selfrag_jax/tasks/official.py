@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from etils import epath
 
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.storage.binary import open_binary
 from selfrag_jax.storage.json_lines import (
   get_field,
   parse_json,
@@ -278,7 +279,7 @@ def _chat_records(path: epath.Path) -> Records:
     raise ImportError(f"{path} needs the package pyarrow: pip install 'selfrag_jax[parquet]'") from None
   refuse_pointer(path)
   number = 0
-  with path.open("rb") as file:
+  with open_binary(path) as file:
     try:
       for batch in parquet.ParquetFile(file).iter_batches(1024):
         for record in batch.to_pylist():

@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from selfrag_jax.storage.atomic import absolute, is_local, write_bytes_atomic
+from selfrag_jax.storage.atomic import absolute, check_writable, is_local, os_errors, write_bytes_atomic
 from selfrag_jax.storage.manifest import MANIFEST, Manifest, digests, first_damage, read_fields
 
 METADATA = "metadata.json"
@@ -71,7 +71,13 @@ class Checkpointer:
       raise ValueError(f"keep_latest is {keep_latest}, best_mode {best_mode!r}; need at least 1, and 'max' or 'min'")
     self._directory = absolute(directory)  # orbax refuses relative paths
     self._keep_latest, self._best_metric, self._best_mode = keep_latest, best_metric, best_mode
-    self._directory.mkdir(parents=True, exist_ok=True)
+    try:
+      with os_errors():
+        if is_local(self._directory):
+          check_writable(self._directory, f"the folder {self._directory}")
+        self._directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise CheckpointError(f"no checkpoints can be saved: {error}") from error
     if jax.process_index() == 0:
       for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
         if leftover.is_dir() and re.fullmatch(r"\d+\.orbax-checkpoint-tmp(-\d+)?", leftover.name):
@@ -113,8 +119,9 @@ class Checkpointer:
     # encoded now, since the caller may change its mappings later
     encoded = json.dumps(document, indent=2, allow_nan=False).encode()
     try:
-      # force: an uncommitted folder of this step may be in the way
-      self._orbax.save(folder, args=ocp.args.PyTreeSave(jax.tree.map(_raw, state)), force=True)
+      with os_errors():
+        # force: an uncommitted folder of this step may be in the way
+        self._orbax.save(folder, args=ocp.args.PyTreeSave(jax.tree.map(_raw, state)), force=True)
     except OSError as error:
       raise self._failure(step, error) from error
     self._pending = step, self._worker.submit(self._commit, folder, encoded)

@@ -202,6 +202,7 @@ def _steps(
         scores = phase.evaluate(state) if evaluating else {}
         if scores:
           telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
+        telemetry.flush()
         saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
       if stopping or step == phase.total_steps:
         return state

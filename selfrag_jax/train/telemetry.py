@@ -14,11 +14,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from selfrag_jax.storage.atomic import write_bytes_atomic
+from selfrag_jax.storage.atomic import is_local, os_errors, write_bytes_atomic
 from selfrag_jax.storage.json_lines import read_lines
 
 LONGEST = 1e12  # seconds; a longer time is a mistake
-_FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file, each of which rewrites it whole in object storage
+_FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file, and of files that each write uploads as a whole
 _WINDOW = 50  # calls over which rates are averaged: smooth, yet follows a change of pace
 
 
@@ -60,8 +60,9 @@ class Telemetry:
     folder.mkdir(parents=True, exist_ok=True)
     self._started -= seconds_spent(folder)
     _drop_rows_after(folder / "metrics.jsonl", phase, start_step)
-    self._file = (folder / "metrics.jsonl").open("a")
-    self._events = _Events(folder / "tensorboard" / phase, start_step)
+    self._files, self._flushed = contextlib.ExitStack(), -math.inf
+    self._file = self._files.enter_context((folder / "metrics.jsonl").open("a"))
+    self._events = _Events(folder / "tensorboard" / phase, start_step, self._files)
 
   def log(self, step: int, metrics: Mapping[str, float]) -> None:
     """Write one row. `metrics["tokens"]`, if given, counts the tokens since the previous call and yields tokens/s.
@@ -80,9 +81,11 @@ class Telemetry:
     if "tokens" in values:
       row["tokens_per_second"] = tokens_per_second
     try:
-      self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
-      self._file.flush()
-      self._events.add(step, values)
+      with os_errors():
+        self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
+        if is_local(self._workdir) or now >= self._flushed + _FLUSH_EVERY:
+          self.flush()
+        self._events.add(step, values)
     except OSError as error:
       raise OSError(
         f"the metrics of step {step} cannot be written to {self._workdir}: {error}. Checkpoints there are intact; "
@@ -96,6 +99,15 @@ class Telemetry:
       shown += [f"elapsed {_clock(now - self._started)}", f"ETA {_clock(eta)}"]
       print(f"{self._phase} {step}/{self._total_steps}".strip(), *shown, sep="  ", file=self._stream, flush=True)
 
+  def flush(self) -> None:
+    """Write the rows that wait: in object storage, where each write uploads the whole file, they do for half a minute.
+
+    Call it before a checkpoint is saved, so that none of its rows is lost.
+    """
+    if self._writes:
+      self._file.flush()
+      self._flushed = time.monotonic()
+
   def _rates(self) -> tuple[float, float]:
     """Return seconds per step and tokens per second over the window; NaN until two calls have passed."""
     (first_time, first_step, first_tokens), (time_, step, tokens) = self._window[0], self._window[-1]
@@ -107,7 +119,7 @@ class Telemetry:
   def close(self) -> None:
     """Flush and close the files."""
     if self._writes:
-      with self._file:
+      with self._files:
         self._events.close()
 
   def __enter__(self) -> "Telemetry":
@@ -115,7 +127,7 @@ class Telemetry:
 
   def __exit__(self, kind: type[BaseException] | None, *_) -> None:
     # after a failed write the flush fails too, and the first error has the reason
-    with contextlib.suppress(*(OSError,) if kind else ()):
+    with contextlib.suppress(*(OSError,) if kind else ()), os_errors():
       self.close()
 
 
@@ -125,10 +137,12 @@ class _Events:
   `SummaryWriter` has a thread of its own, which a full disk ends; the caller then waits for it forever.
   """
 
-  def __init__(self, folder: epath.Path, start_step: int):
+  def __init__(self, folder: epath.Path, start_step: int, files: contextlib.ExitStack):
     from tensorboardX.event_file_writer import EventsWriter  # imports slowly; only runs that write need it
     from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import register_writer_factory
 
+    register_writer_factory("gs", _Objects(files))
     folder.mkdir(parents=True, exist_ok=True)
     # without the suffix, a restart within one second would overwrite the killed run's file
     self._writer, self._flushed = EventsWriter(str(folder / "events"), f".{start_step}"), -math.inf
@@ -148,6 +162,19 @@ class _Events:
 
   def close(self) -> None:
     self._writer.close()
+
+
+class _Objects:
+  """How tensorboardX opens files in object storage: its own way needs one more client of that storage."""
+
+  def __init__(self, files: contextlib.ExitStack):
+    self._files = files
+
+  def directory_check(self, path: str) -> None:
+    pass
+
+  def open(self, path: str) -> Any:
+    return self._files.enter_context(epath.Path(path).open("wb"))
 
 
 def seconds_spent(workdir: epath.PathLike) -> float:

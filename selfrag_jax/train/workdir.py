@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from selfrag_jax.storage.atomic import check_writable, is_local, write_json
+from selfrag_jax.storage.atomic import absolute, check_writable, is_local, write_json
 from selfrag_jax.storage.lock import lock_folder
 
 RUN = "run.json"  # names the experiment of a folder
@@ -18,14 +18,17 @@ SHARED = {"position_recall": "self_rag"}  # the first continues from the phases 
 def check_workdir(path: epath.PathLike, experiment: str = "") -> None:
   """Check before any work that a run can write into a folder, which need not exist yet. Changes nothing.
 
-  Raises like `check_writable`, and ValueError for a folder of another experiment.
+  Raises like `check_writable`, and ValueError for a folder of another experiment and for storage other than gs://.
   """
   if not os.fspath(path):
     raise ValueError("the workdir is an empty name; give the folder that checkpoints, metrics and reports go to")
-  if not is_local(path):
-    return
-  workdir = epath.Path(path).absolute()
-  check_writable(workdir, f"the workdir {path}")
+  workdir = absolute(path)
+  if is_local(path):
+    check_writable(workdir, f"the workdir {path}")
+  elif not os.fspath(path).startswith("gs://"):
+    raise ValueError(
+      f"the workdir {path} is neither a folder nor in Google Cloud Storage: give a name like gs://BUCKET/RUN"
+    )
   other = _experiment_of(workdir) if experiment else None
   if other and SHARED.get(other, other) != SHARED.get(experiment, experiment):
     raise ValueError(f"the workdir {path} is of experiment {other!r}, this one is {experiment!r}: use another workdir")
@@ -36,11 +39,12 @@ def open_workdir(path: epath.PathLike, experiment: str = "") -> Iterator[epath.P
   """Create the folder and let process 0 hold its lock, so that two runs never write into one workdir.
 
   Call it after `jax.distributed` has started. Raises FolderInUseError when another run holds the lock, and like
-  `check_workdir`.
+  `check_workdir` and `lock_folder`.
   """
   check_workdir(path, experiment)
   workdir = epath.Path(path)
-  workdir.mkdir(parents=True, exist_ok=True)
+  if is_local(path):  # in object storage, folders are the beginnings of names
+    workdir.mkdir(parents=True, exist_ok=True)
   if jax.process_index() != 0:
     yield workdir
     return

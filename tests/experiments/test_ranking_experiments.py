@@ -11,7 +11,9 @@ import pytest
 import torch
 import transformers
 
+from configs import encoder as encoder_config
 from selfrag_jax.encoders.load import load_text_encoder
+from selfrag_jax.experiments import encoder
 from selfrag_jax.metrics.retrieval import all_found
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval.base import load
@@ -68,6 +70,13 @@ def test_a_model_of_somebody_else_is_found_before_the_training(folder, tmp_path,
   )
   assert not (tmp_path / "checkpoints").exists()
   assert (tmp_path / kind / "pytorch_model.bin").read_text() == "mine"
+
+
+def test_that_no_model_can_be_written_to_object_storage_is_said_before_the_training(folder):
+  config = encoder_config.get_config()
+  config.data.path, config.init = str(folder), str(folder / "bert")
+  with pytest.raises(ValueError, match="gs://bucket/run is object storage, to which no encoder can be written"):
+    encoder.run(encoder.build(config.to_dict()), "gs://bucket/run")
 
 
 @pytest.mark.parametrize("config", ["encoder", "rerank"])

@@ -106,6 +106,13 @@ def test_empty_directory_has_nothing(tmp_path):
   assert not (tmp_path / "absent").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path, monkeypatch):
+  monkeypatch.setattr(checkpoint.os, "access", lambda *_: False)
+  with pytest.raises(CheckpointError, match=f"no checkpoints can be saved: .*no permission to write into {tmp_path}"):
+    Checkpointer(tmp_path / "steps")
+  assert not (tmp_path / "steps").exists()
+
+
 def test_donated_state_is_saved_as_it_was(tmp_path):
   add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
   x = jnp.zeros((256, 1024))
