@@ -84,12 +84,13 @@ def test_the_cache_of_a_revision_is_read_where_the_environment_says_so(tmp_path)
   put_in_cache(tmp_path / "hub", revision="v2")
   task = "load_task('gsm8k', 'somebody/data@v2:main', split='test')"
   script = f"from selfrag_jax.tasks.qa import load_task\nprint({task}[0]['question'])"
-  environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+  environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+  environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
   done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
   assert done.stdout == "1 + 1?\n", done.stderr
 
 
-def test_a_folder_here_is_taken_before_the_hub(offline, monkeypatch):
+def test_a_folder_here_is_taken_before_the_hub(offline):
   put_in_cache(offline)
   Path("somebody/data").mkdir(parents=True)
   Path("somebody/data/mine.txt").write_text("My text.")
