@@ -160,7 +160,7 @@ def _one_line(main: Callable[[list[str]], None], argv: list[str]) -> None:
     from selfrag_jax.train.loop import TrainingError
 
     hosts.settle()
-    if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "huggingface_hub", "tokenizers"):
+    if isinstance(error, ModuleNotFoundError) and error.name in ("gguf", "tokenizers"):
       sys.exit(f"error: {error.name} is not installed: pip install -e '.[weights]'")
     mendable = (ValueError, OSError, CheckpointError, TrainingError, FolderInUseError, FolderError)
     mendable = (*mendable, EngineError, GradientStoreError, StoreError)

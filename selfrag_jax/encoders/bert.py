@@ -16,12 +16,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from selfrag_jax.encoders.base import MINILM, TextEncoder
 from selfrag_jax.model.config import MAX_LAYERS, MAX_PARAMS, MAX_SIZE, unfit, unfit_size
-from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.layers import accumulation_dtype, linear
 from selfrag_jax.model.pooling import unit
 from selfrag_jax.model.stored import CONFIG, MARK, WEIGHTS, check_export, export_folder, open_safetensors, read_weight
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.storage.atomic import write_bytes_atomic, write_json
+from selfrag_jax.storage.hub import locate, package_folder
 from selfrag_jax.storage.json_lines import read_json, read_json_object
 from selfrag_jax.text.wordpiece import WordPieceTokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey

@@ -18,7 +18,7 @@ from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_inter
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.files import write_file
 from selfrag_jax.retrieval.base import BaseRetriever, create, import_plugins
-from selfrag_jax.retrieval.beir import Judged, TitleParts, read_beir, split_by_title
+from selfrag_jax.retrieval.beir import Judged, TitleParts, locate_beir, read_beir, split_by_title
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import FUNCTION
 from selfrag_jax.retrieval.document import Document
@@ -159,8 +159,8 @@ def share_encoders(retrievers: Iterable[BaseRetriever], data: Judged) -> None:
 
 def read_parts(section: JudgedTitles) -> dict[str, Judged]:
   """Read a collection split by its files in `qrels/`, or else by title. Raises ValueError with the fix."""
-  path = given_path(section.path)
-  if not (epath.Path(path) / "qrels").is_dir():
+  path = locate_beir(given_path(section.path))
+  if not (path / "qrels").is_dir():
     return split_by_title(read_beir(path), vars(section.parts), section.seed)
   names = {"train": "train", "valid": "dev", "test": "test"}
   return {part: read_beir(path, name) for part, name in names.items()}

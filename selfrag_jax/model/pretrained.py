@@ -20,7 +20,6 @@ from flax.traverse_util import unflatten_dict
 from selfrag_jax.mesh import planning
 from selfrag_jax.model.config import ModelConfig, unfit, unfit_size
 from selfrag_jax.model.gguf import gguf_tokenizer, read_gguf
-from selfrag_jax.model.hub import locate, package_folder
 from selfrag_jax.model.layouts import GGUF, HUGGING_FACE
 from selfrag_jax.model.layouts.table import ARCHITECTURE, Layout, Place, axis_sizes, from_file, rearrange, shape_of
 from selfrag_jax.model.lm import init_params
@@ -35,6 +34,7 @@ from selfrag_jax.model.stored import (
   read_weight,
 )
 from selfrag_jax.model.vocabulary import VOCABULARY
+from selfrag_jax.storage.hub import locate, package_folder
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.text.chat import ChatTemplate, find_template
 from selfrag_jax.text.sentencepiece import SentencePieceTokenizer

@@ -17,11 +17,13 @@ from etils import epath
 
 from selfrag_jax.checked import Checked, Positive
 from selfrag_jax.retrieval.document import Document
+from selfrag_jax.storage.hub import locate_data
 from selfrag_jax.storage.json_lines import read_jsonl, read_lines
 
 # 254 documents about countries and capitals, 70 questions that one document answers and 60 that need two documents
 EXAMPLE = Path(__file__).resolve().parents[1] / "data" / "world"
 
+FILES = ("corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels/*.tsv")
 Qrels = dict[str, dict[str, float]]  # query id -> document id -> grade, above 0
 
 
@@ -37,12 +39,17 @@ class Judged(NamedTuple):
     return self._replace(queries={id: self.queries[id] for id in chosen}, qrels={id: self.qrels[id] for id in chosen})
 
 
+def locate_beir(path: epath.PathLike) -> epath.Path:
+  """Return the folder of a collection, which may be named on the Hugging Face hub. Raises like `locate_data`."""
+  return locate_data(path, FILES)
+
+
 def read_beir(path: epath.PathLike, split: str = "test") -> Judged:
-  """Read the collection in a folder; `split` names a file of `qrels/`, if that folder exists.
+  """Read the collection in a folder, or of a name on the hub; `split` names a file of `qrels/`, if that folder exists.
 
   Raises FileNotFoundError for a missing file; ValueError, with file and line, for a line that is wrong.
   """
-  folder = epath.Path(path)
+  folder = locate_beir(path)
   qrels = folder / "qrels" / f"{split}.tsv" if (folder / "qrels").is_dir() else folder / "qrels.tsv"
   for file in (folder / "corpus.jsonl", folder / "queries.jsonl", qrels):
     if not file.exists():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from selfrag_jax.retrieval.beir import read_corpus, read_qrels
+from selfrag_jax.storage.hub import locate_data
 from selfrag_jax.storage.json_lines import read_json
 
 FILES = {
@@ -45,7 +46,7 @@ class QAFolder(NamedTuple):
 
 
 def read_qa_folder(path: epath.PathLike) -> QAFolder:
-  """Read the corpus and the questions of a folder with the files of `FILES`.
+  """Read the corpus and the questions of a folder, or of a name on the hub, with the files of `FILES`.
 
   A question's gold passages are those of qrels.tsv with a positive score, in the order of the hops. MuSiQue's
   decomposition has this order; HotpotQA's files do not, so passages that the question names come first, then the others
@@ -56,7 +57,7 @@ def read_qa_folder(path: epath.PathLike) -> QAFolder:
   missing fields, a qrel to an unknown question or passage, a qrel that the question's own fields contradict, a question
   without a passage, and if no question has an answer.
   """
-  folder = epath.Path(path)
+  folder = locate_data(path, [*FILES])
   if missing := [name for name in FILES if not (folder / name).exists()]:
     contents = "; ".join(f"{name} ({what})" for name, what in FILES.items())
     raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; the folder should contain {contents}")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from selfrag_jax.storage.hub import locate_data
 from selfrag_jax.storage.json_lines import get_field, read_jsonl
 
 
@@ -24,13 +25,13 @@ class DocumentQuestion(NamedTuple):
 
 
 def read_questions(path: epath.PathLike) -> dict[str, list[DocumentQuestion]]:
-  """Read a `.jsonl` file, or all of a folder; returns the questions by the name of their file.
+  """Read a `.jsonl` file, or all of a folder or of a name on the hub; returns the questions by the name of their file.
 
   A line is `{question, answers, gold: {title, text}, distractors: [{title, text}]}` or `{ordered_kv_records: [[key,
   value]], key, value}`. Raises FileNotFoundError if there is no file, and ValueError, with file and line, for any other
   line.
   """
-  root = epath.Path(path)
+  root = locate_data(path, ["*.jsonl"])
   files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
   if not files or not files[0].exists():
     raise FileNotFoundError(f"{path} holds no questions; give a .jsonl file or a folder of them")

@@ -12,6 +12,7 @@ from etils import epath
 
 from selfrag_jax.checked import suggestion
 from selfrag_jax.metrics.answers import exact_match, hotpot_f1, squad_f1
+from selfrag_jax.storage.hub import locate_data
 from selfrag_jax.tasks import official
 from selfrag_jax.tasks.official import Chat, Example, final_number, read_official
 from selfrag_jax.tasks.task import Conversation, Score, Task
@@ -146,6 +147,8 @@ DATA_SETS = {
 def load_task(name: str, path: epath.PathLike, *, split: str) -> Task:
   """Load a split of a data set of `DATA_SETS` from a file, or from a folder in which files have their official names.
 
+  The folder may be the name of a repository on the Hugging Face hub, as `storage.hub.locate_data` reads it.
+
   Conversations have the fields of an `Example`, those of chat an id alone. No split is ever taken for another: a folder
   without the files of a split is an error, and so is a file with the official name of another split.
 
@@ -157,7 +160,7 @@ def load_task(name: str, path: epath.PathLike, *, split: str) -> Task:
   layout, kind, splits = DATA_SETS[name]
   if split not in splits:
     raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-  files = _files(epath.Path(path), name, split)
+  files = _files(locate_data(path, splits[split]), name, split)
   examples = [example for file in files for example in read_official(file, layout)]
   if not examples:
     raise ValueError(f"{path} holds no examples of {name}")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from selfrag_jax.storage.hub import locate_data
 from selfrag_jax.storage.json_lines import read_jsonl, read_lines, refuse_pointer
 from selfrag_jax.tasks.context_batch import ContextBatch
 from selfrag_jax.tasks.facts import Demand
@@ -16,7 +17,7 @@ HELD_OUT = 20  # one token in HELD_OUT is for validation
 
 
 def read_documents(path: epath.PathLike) -> Iterator[str]:
-  """Yield the documents of a file, or of all files of a folder in the order of their names.
+  """Yield the documents of a file, or of all files of a folder (or of a name on the hub) in the order of their names.
 
   A `.txt` file is one document; a `.jsonl` file has one per line, in the field `text`; an `.array_record` file has one
   per record, in UTF-8. Raises ValueError, with the file's name, for a file without text or of another kind, and
@@ -34,7 +35,7 @@ def read_documents(path: epath.PathLike) -> Iterator[str]:
 
 def text_files(path: epath.PathLike) -> list[epath.Path]:
   """List the texts of a folder in the order of their names, or the file itself. Raises like `read_documents`."""
-  root = epath.Path(path)
+  root = locate_data(path, [f"*{suffix}" for suffix in _READERS])
   files = (
     sorted(file for file in root.iterdir() if file.suffix in _READERS and file.is_file()) if root.is_dir() else [root]
   )
