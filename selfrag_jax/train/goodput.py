@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import math
-import resource
 import sys
 import threading
 import time
@@ -16,6 +15,9 @@ import jax
 import numpy as np
 
 from selfrag_jax.chips import GIB
+
+if sys.platform != "win32":
+  import resource
 
 T = TypeVar("T")
 Activity = Literal["step", "data_wait", "compilation", "evaluation", "saving", "start"]
@@ -61,7 +63,8 @@ class Clock:
   @contextlib.contextmanager
   def during(self, activity: Activity) -> Iterator[None]:
     """Count what is done within this context as an activity; compilation within it stays apart."""
-    before, _ = self._activity, self._switch(activity)
+    before = self._activity
+    self._switch(activity)
     try:
       yield
     finally:
@@ -166,7 +169,8 @@ class Clock:
       return
     with self._lock:
       self._switch(self._activity)
-      seconds = min(duration_secs, self._since - self._compiled_until)  # the end of one within another is counted
+      # of one within another, what is left of the outer one; and never more than the activity took
+      seconds = min(duration_secs, self._since - self._compiled_until, self._seconds[self._activity])
       self._compiled_until = self._since
       self._seconds[self._activity] -= seconds
       self._seconds["compilation"] += seconds
@@ -176,8 +180,10 @@ class Clock:
 
 def peak_memory() -> dict[str, float]:
   """Return the most GiB that this process has held so far, and the most of one of its devices, where JAX tells it."""
-  unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-  peaks = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
+  peaks = {}
+  if sys.platform != "win32":
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    peaks["host_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
   devices = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
   known = [peak for peak in devices if peak is not None]
   return peaks | ({"device_gib": max(known) / GIB} if known else {})

@@ -37,9 +37,10 @@ class Profile:
   def take(self, step: int, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function that takes a step, and return its results; those of the last traced step are waited for."""
     if self._folder is None and self._steps and self._steps[0] <= step <= self._steps[-1]:
-      self._folder = tempfile.TemporaryDirectory()
+      folder = tempfile.TemporaryDirectory()
       with self._clock.during("saving"):
-        jax.profiler.start_trace(self._folder.name)
+        jax.profiler.start_trace(folder.name)
+      self._folder = folder
     with jax.profiler.StepTraceAnnotation(self._phase, step_num=step):
       results = function(*args)
     if self._folder is not None and step == self._steps[-1]:

@@ -82,17 +82,12 @@ class Telemetry:
     row = {"phase": self._phase, "step": step} | values | {"seconds": now - self._started}
     if "tokens" in values:
       row["tokens_per_second"] = tokens_per_second
-    try:
+    if "tokens" in values and math.isfinite(tokens_per_second):
+      timed["tokens_per_second"] = tokens_per_second
+    with self._writing(step):
       self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
       self._file.flush()
-      if "tokens" in values and math.isfinite(tokens_per_second):
-        timed["tokens_per_second"] = tokens_per_second
       self._events.add(step, values | {f"run/{name}": value for name, value in timed.items()})
-    except OSError as error:
-      raise OSError(
-        f"the metrics of step {step} cannot be written to {self._workdir}: {error}. Checkpoints there are intact; "
-        "if the disk is full or read-only, mend that, then start the run again"
-      ) from error
     if (self._log_every and step % self._log_every == 0) or step == self._total_steps:
       shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
       if "tokens" in values and math.isfinite(tokens_per_second):
@@ -103,14 +98,26 @@ class Telemetry:
       print(f"{self._phase} {step}/{self._total_steps}".strip(), *shown, sep="  ", file=self._stream, flush=True)
 
   def summarize(self, step: int, summary: Mapping[str, float]) -> None:
-    """Write the summary of the steps of this process, after the last: a line of `goodput.jsonl`, and as `log` does."""
+    """Write the summary of the steps of this process, after its last one: a row of `goodput.jsonl`, else as `log`."""
     if not self._writes:
       return
     row = {"phase": self._phase, "last_step": step, **summary}
-    with (self._workdir / "goodput.jsonl").open("a") as file:
-      file.write(json.dumps(row) + "\n")
-    self._events.add(step, {f"summary/{name}": value for name, value in summary.items()})
+    with self._writing(step):
+      with (self._workdir / "goodput.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+      self._events.add(step, {f"summary/{name}": value for name, value in summary.items()})
     print(describe(summary), file=self._stream, flush=True)
+
+  @contextlib.contextmanager
+  def _writing(self, step: int) -> Iterator[None]:
+    """Name the folder and what to do in the error of a file that cannot be written."""
+    try:
+      yield
+    except OSError as error:
+      raise OSError(
+        f"the metrics of step {step} cannot be written to {self._workdir}: {error}. Checkpoints there are intact; "
+        "if the disk is full or read-only, mend that, then start the run again"
+      ) from error
 
   def _rates(self) -> tuple[float, float]:
     """Return seconds per step and tokens per second over the window; NaN until two calls have passed."""

@@ -257,3 +257,9 @@ def test_the_summary_is_in_tensorboard_too(tmp_path):
   (row,), (event,) = rows(tmp_path), events.Scalars("summary/goodput")
   assert (event.step, event.value) == (12, pytest.approx(row["goodput"]))
   assert len(events.Scalars("run/step_seconds")) == 12
+
+
+def test_a_summary_that_cannot_be_written_is_named_with_the_folder(tmp_path):
+  (tmp_path / "goodput.jsonl").mkdir()
+  with pytest.raises(OSError, match=f"the metrics of step 2 cannot be written to {tmp_path}: .*Is a directory"):
+    loop.train(Walk(steps=2), tmp_path, config(), METADATA)
