@@ -58,6 +58,8 @@ def full_config(
   `sections` is the same argument as in `read_config`. A plain value, and a section without a dataclass, come from
   `differences` alone. `left_out` names the keys (`section.key`) that an experiment does not use. Raises ValueError for
   an unknown key, and for a missing key that has no default.
+
+  `loop.profile_steps` has the short name `profile_steps`, too: it belongs to one run, not to what is trained.
   """
   config: dict[str, Any] = {}
   for name in differences:
@@ -72,11 +74,13 @@ def full_config(
       config[name] = differences[name]
     else:
       raise ValueError(f"the config has no {name!r}, which has no default")
+  if "profile_steps" in (loop := config.get("loop", {})):  # one value under two names
+    config["profile_steps"] = loop["profile_steps"] = ml_collections.FieldReference(loop["profile_steps"])
   return ml_collections.ConfigDict(config)
 
 
 def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-  """Check a config and return it without its workdir, on which no result depends.
+  """Check a config and return it without its workdir, on which no result depends, and without the short name.
 
   `sections` maps each top-level key to a dataclass, to a mapping of names to dataclasses (the section's `name` chooses
   one), or to the type of a plain value. In keys outside `sections` only the numbers are checked. Raises ValueError.
@@ -93,7 +97,7 @@ def read_config(config: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[
     else:
       check_value(kind, section, f"config.{name}")
   _check_numbers(config, "config")
-  return {name: value for name, value in config.items() if name != "workdir"}
+  return {name: value for name, value in config.items() if name not in ("workdir", "profile_steps")}
 
 
 def _chosen(kind: Any, section: Any, name: str) -> Any:

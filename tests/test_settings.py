@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+import ml_collections
 import numpy as np
 import pytest
 
@@ -133,12 +134,26 @@ DIFFERENCES = {
 def test_a_full_config_has_every_key_and_what_differs():
   config = full_config(SECTIONS, {**DIFFERENCES, "loop": {"log_every": 7}}, left_out=("data.n_questions",))
   loop = {"checkpoint_every": 50, "keep_checkpoints": 2, "eval_every": 0, "log_every": 7, "preempted_exit_code": 143}
+  loop |= {"profile_steps": ()}
   assert config.loop.to_dict() == loop
   assert config.model.to_dict() == {"d_model": 8}  # no dataclass: as it was given
   text = ({"n_facts": 4, "last": None, "alike": False, "variant": None},)
   assert config.data.to_dict() == {"name": "facts", "variant": "kv", "n_facts": 128, "seed": 0, "text": text}
   assert full_config(SECTIONS, DIFFERENCES).loop.to_dict() == dataclasses.asdict(LoopConfig())
   assert read_config(config.to_dict(), SECTIONS)["seed"] == 3
+
+
+def test_the_steps_of_a_profile_have_a_short_name_and_one_value():
+  config = full_config(SECTIONS, DIFFERENCES)
+  config.profile_steps = (10, 13)
+  runs = ml_collections.ConfigDict({"runs": {"one": config}}).to_dict()["runs"]  # as in a sweep
+  for made in (config.to_dict(), runs["one"]):
+    assert made["profile_steps"] == made["loop"]["profile_steps"] == (10, 13)
+  read = read_config(config.to_dict(), SECTIONS)
+  assert read["loop"]["profile_steps"] == (10, 13)
+  assert "profile_steps" not in read
+  without = {"seed": int}
+  assert "profile_steps" not in full_config(without, {"experiment": "x", "workdir": "y", "seed": 1})
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,12 @@
-"""Accelerators that programs are compiled for without being there: their memory, their speed, their topologies.
-
-Numbers are the vendors' own, of one device as JAX counts it: cloud.google.com/tpu/docs, NVIDIA's H100 SXM data sheet.
-"""
+"""Topologies of accelerators that programs are compiled for without being there."""
 
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from selfrag_jax.chips import CHIPS, Chip
 
-class Chip(NamedTuple):
-  """A device: bytes of memory, dense bfloat16 FLOP/s, bytes/s of its memory, and bytes/s that it can send to others."""
-
-  memory: float
-  flops: float
-  bandwidth: float
-  interconnect: float
-
-
-GIB = 2**30
-CHIPS = {
-  "v5e": Chip(16 * GIB, 197e12, 819e9, 200e9),
-  "v5p": Chip(95 * GIB, 459e12, 2765e9, 600e9),
-  "v6e": Chip(32 * GIB, 918e12, 1640e9, 448e9),
-  "tpu7x": Chip(96 * GIB, 1153e12, 3690e9, 600e9),  # one of the two devices of a chip
-  "h100": Chip(80e9, 989e12, 3350e9, 450e9),
-}
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBE = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x4 8x8x8 8x8x16 8x16x16"
 SHAPES = {"v5e": _FLAT, "v5p": _CUBE, "v6e": _FLAT, "tpu7x": _CUBE, "h100": "1 2 4 8 16 32 64 128 256"}

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from selfrag_jax.aot import hbm
-from selfrag_jax.aot.chips import Chip
 from selfrag_jax.aot.collectives import Collective, collectives
 from selfrag_jax.aot.hlo import path_of
 from selfrag_jax.aot.programs import Program
+from selfrag_jax.chips import Chip
 
 
 class Traffic(NamedTuple):

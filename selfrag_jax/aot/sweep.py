@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from selfrag_jax.aot.chips import Chip
 from selfrag_jax.aot.programs import Program
 from selfrag_jax.aot.table import as_json
 from selfrag_jax.checked import suggestion
+from selfrag_jax.chips import Chip
 from selfrag_jax.model.config import CHOICES
 from selfrag_jax.storage.atomic import write_json
 from selfrag_jax.storage.json_lines import read_json_object

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from selfrag_jax.aot.chips import Chip
 from selfrag_jax.aot.programs import Program, Traceable, compile_phases
 from selfrag_jax.aot.roofline import bounds, speed, traffic, utilization
+from selfrag_jax.chips import Chip
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.typing import Params
 

@@ -212,7 +212,8 @@ class Policy:
 def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _State:
   """Read the prompts (right-padded) into fresh caches of `size` tokens."""
   batch, time = prompts_BxT.shape
-  hidden, cache = policy.apply(prompts_BxT, lengths_B, init_cache(policy.model, batch, size), method="extend")
+  with jax.named_scope("prefill"):
+    hidden, cache = policy.apply(prompts_BxT, lengths_B, init_cache(policy.model, batch, size), method="extend")
   real = length_mask(lengths_B, time, jnp)
   tokens = jnp.full((batch, size), policy.control.pad, jnp.int32)
   zeros = jnp.zeros((batch,), jnp.int32)
@@ -258,7 +259,8 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
 
     running = state.status == RUNNING
     position = jnp.where(running, at, size)[:, None]
-    hidden, cache = policy.apply(token[:, None], running.astype(jnp.int32), state.cache, method="extend")
+    with jax.named_scope("decode"):
+      hidden, cache = policy.apply(token[:, None], running.astype(jnp.int32), state.cache, method="extend")
     searching = in_query & (token == control.search_end)
     done = (token == control.answer_end) | (token == control.end)
     status = jnp.where(searching, SEARCHING, jnp.where(done, DONE, RUNNING))
@@ -317,7 +319,8 @@ def _read(policy: Policy, state: _State, block_BxW: Array, lengths_B: Array) -> 
   """Extend the caches of the rows by their blocks of tokens, which are not sampled; a length of 0 changes nothing."""
   steps = jnp.arange(block_BxW.shape[1])[None, :]
   at = jnp.where(steps < lengths_B[:, None], state.cache.lengths[:, None] + steps, state.tokens.shape[1])
-  hidden, cache = policy.apply(block_BxW, lengths_B, state.cache, method="extend")
+  with jax.named_scope("read"):
+    hidden, cache = policy.apply(block_BxW, lengths_B, state.cache, method="extend")
   return state.replace(
     tokens=_write(state.tokens, at, block_BxW),
     cache=cache,

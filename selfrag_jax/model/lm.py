@@ -126,8 +126,9 @@ class LM(nn.Module):
     self.segments = [scan(unit, repeats) for unit, repeats in segments(c.layers)]
 
   def _embed_tokens(self, tokens_BxT: Array) -> Array:
-    x, factor = look_up(self.embedding, tokens_BxT, self.config.dtype), self.config.embedding_multiplier
-    return constrain(x if factor == 1 else x * factor, "batch", "time", None)
+    with jax.named_scope("embed"):
+      x, factor = look_up(self.embedding, tokens_BxT, self.config.dtype), self.config.embedding_multiplier
+      return constrain(x if factor == 1 else x * factor, "batch", "time", None)
 
   def __call__(
     self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None

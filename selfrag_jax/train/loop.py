@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Annotated, Any, Protocol
 
@@ -19,9 +19,13 @@ from jax.experimental import multihost_utils
 
 from selfrag_jax import hosts
 from selfrag_jax.checked import Checked, Count, Natural, Range
-from selfrag_jax.model.config import identity
+from selfrag_jax.chips import peak_flops
+from selfrag_jax.model.config import StepWork, identity
 from selfrag_jax.train.checkpoint import Checkpointer, load, read_metadata
+from selfrag_jax.train.goodput import Clock
 from selfrag_jax.train.interrupt import interrupt
+from selfrag_jax.train.profile import Profile
+from selfrag_jax.train.recompilation import Recompilations
 from selfrag_jax.train.state import TrainState
 from selfrag_jax.train.telemetry import Telemetry, read_rows
 from selfrag_jax.typing import Params
@@ -36,6 +40,14 @@ class LoopConfig(Checked):
   eval_every: Natural = 0
   log_every: Natural = 1
   preempted_exit_code: Annotated[int, Range(0, 255)] = 143  # of a run that SIGTERM stopped, once its state is saved
+  profile_steps: Sequence[int] = ()  # the first and the last step of each phase of which a trace is written
+
+  def __post_init__(self):
+    super().__post_init__()
+    steps = self.profile_steps
+    are_steps = isinstance(steps, tuple | list) and all(type(step) is int and step > 0 for step in steps)
+    if not are_steps or len(steps) not in (0, 2) or (steps and steps[0] > steps[1]):
+      raise ValueError(f"profile_steps is {steps!r}; give the first and the last step, such as 10,13")
 
 
 class Preempted(SystemExit):
@@ -84,6 +96,10 @@ class Phase(Protocol):
 
   def metadata(self) -> dict[str, Any]:
     """Return what a checkpoint must tell for the model to be loaded from it."""
+    ...
+
+  def model_work(self) -> StepWork | None:
+    """Return the work of the model in a step; None if not known."""
     ...
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -148,10 +164,13 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   """
   folder = checkpoints(workdir, phase.name)
   metadata = {**metadata, **phase.metadata()}
-  hosts.barrier(f"the start of {phase.name}")  # a sum over devices would wait for a missing process without an end
-  with StopSignal() as stop:
+  with StopSignal() as stop, Clock() as clock:
     with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
-      state = _steps(phase, workdir, config, metadata, saver, stop)
+      with clock.during("start"):
+        # a sum over devices would wait for a missing process without an end
+        hosts.barrier(f"the start of {phase.name}")
+        state = _start(phase, workdir, metadata, saver)
+      state = _steps(phase, state, workdir, config, metadata, saver, stop, clock)
     # raised after the last save: the signal may also have come during the last evaluation, or before the first step
     if stop.requested == signal.SIGINT:
       said = f"stopped; step {int(state.step)} of phase {phase.name} is saved, run the same again to go on"
@@ -161,52 +180,77 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   return state
 
 
+def _start(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any], saver: Checkpointer) -> TrainState:
+  """Return the state of the newest checkpoint, or that of step 0; show the phase the metrics of the steps before it."""
+  restored = saver.restore(phase.abstract_state())
+  if restored:
+    _check_resumed(phase, restored.metadata, metadata, int(restored.state.step), checkpoints(workdir, phase.name))
+  state: TrainState = restored.state if restored else phase.initial_state()
+  if (start := int(state.step)) < phase.total_steps:
+    _check_followers(phase, epath.Path(workdir) / "checkpoints")
+    for row in read_rows(workdir):
+      if row["phase"] == phase.name and row["step"] <= start:
+        phase.watch(row["step"], row)
+  return state
+
+
 def _steps(
   phase: Phase,
+  state: TrainState,
   workdir: epath.PathLike,
   config: LoopConfig,
   metadata: Mapping[str, Any],
   saver: Checkpointer,
   stop: StopSignal,
+  clock: Clock,
 ) -> TrainState:
   """Take the remaining steps, or fewer if `stop` asks for it; the returned state has been handed to `saver`."""
   due = lambda step, period: step == phase.total_steps or (period > 0 and step % period == 0)
-  restored = saver.restore(phase.abstract_state())
-  if restored:
-    folder = checkpoints(workdir, phase.name)
-    _check_resumed(phase, restored.metadata, metadata, int(restored.state.step), folder)
-  state: TrainState = restored.state if restored else phase.initial_state()
-  start = int(state.step)
-  if start == phase.total_steps:
+  start, total = int(state.step), phase.total_steps
+  if start == total:
     return state
-  _check_followers(phase, epath.Path(workdir) / "checkpoints")
-  for row in read_rows(workdir):
-    if row["phase"] == phase.name and row["step"] <= start:
-      phase.watch(row["step"], row)
-  telemetry = Telemetry(
-    workdir, total_steps=phase.total_steps, start_step=start, phase=phase.name, log_every=config.log_every
-  )
-  with telemetry:
+  with clock.during("start"):
+    clock.peak_tokens_per_second = _peak_tokens_per_second(phase)
+    telemetry = Telemetry(workdir, total_steps=total, start_step=start, phase=phase.name, log_every=config.log_every)
+    profile = Profile(workdir, phase.name, config.profile_steps, start, total, clock)
+  recompilations = Recompilations(phase.name, clock.programs)
+  with telemetry, profile:
     pending: tuple[int, Mapping[str, Any]] | None = None
-    for step, batch in enumerate(phase.batches(start), start + 1):
-      state, metrics = phase.step(state, batch)
-      _log(phase, telemetry, pending)
+    for step, batch in enumerate(clock.batches(phase.batches(start)), start + 1):
+      with recompilations.watching(step, state, batch):
+        state, metrics = profile.take(step, phase.step, state, batch)
+      clock.dispatched(metrics)
+      _log(phase, telemetry, clock, pending)
       pending = (step, metrics)
       stopping = stop.asked()
-      evaluating = due(step, config.eval_every)
-      if stopping or evaluating or due(step, config.checkpoint_every):
-        _log(phase, telemetry, pending)  # before saving: a NaN must not be checkpointed
+      evaluating, ending = due(step, config.eval_every), stopping or step == total
+      if ending or evaluating or due(step, config.checkpoint_every):
+        _log(phase, telemetry, clock, pending)  # before saving: a NaN must not be checkpointed
         pending = None
-        _require_finite(state, step)  # a NaN of this update would show only in the loss of the next step
-        # also when stopping, since the resumed run starts after this step
-        scores = phase.evaluate(state) if evaluating else {}
+        with clock.during("saving"):
+          _require_finite(state, step)  # a NaN of this update would show only in the loss of the next step
+        scores = {}
+        if evaluating:  # also when stopping, since the resumed run starts after this step
+          with clock.during("evaluation"):
+            scores = phase.evaluate(state)
         if scores:
           telemetry.log(step, {f"eval/{name}": value for name, value in scores.items()})
-        telemetry.flush()
-        saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
-      if stopping or step == phase.total_steps:
+        with clock.during("saving"):
+          telemetry.flush()
+          saver.save(step, state, metadata={**metadata, "phase": phase.name, "data_position": step}, metrics=scores)
+          if ending:
+            saver.wait()
+      if ending:
+        telemetry.summarize(step, clock.summary())
         return state
-  raise RuntimeError(f"phase {phase.name} ran out of data before step {phase.total_steps}")
+  raise RuntimeError(f"phase {phase.name} ran out of data before step {total}")
+
+
+def _peak_tokens_per_second(phase: Phase) -> float | None:
+  """Return at how many tokens per second the model's FLOPs would be the devices' peak; None if either is not known."""
+  peak = peak_flops(jax.devices())
+  work = phase.model_work() if peak else None
+  return peak * work.tokens / work.flops if peak and work else None
 
 
 def read_ended(phase: Phase, workdir: epath.PathLike, metadata: Mapping[str, Any]) -> Params:
@@ -291,12 +335,13 @@ def _all_finite(arrays: list[jax.Array]) -> list[jax.Array]:
   return [jnp.isfinite(x).all() for x in arrays]
 
 
-def _log(phase: Phase, telemetry: Telemetry, pending: tuple[int, Mapping[str, Any]] | None) -> None:
+def _log(phase: Phase, telemetry: Telemetry, clock: Clock, pending: tuple[int, Mapping[str, Any]] | None) -> None:
   if pending is None:
     return
   step, metrics = pending
   values = {name: float(value) for name, value in metrics.items()}
-  telemetry.log(step, values)
+  clock.has_read(values.get("tokens", 0.0))
+  telemetry.log(step, values, clock.so_far())
   for name in ("loss", "grad_norm"):  # a finite loss can have a NaN gradient, which makes the parameters NaN
     if not math.isfinite(values.get(name, 0.0)):
       raise NonFiniteLossError(

@@ -127,7 +127,8 @@ def make_update(
 
   def sums_and_grads(params: Params, batch: Any, *constants: Any) -> tuple[LossSums, Params]:
     def scalar(params: Params) -> tuple[Array, LossSums]:
-      sums = loss(params, batch, *constants)
+      with jax.named_scope("loss"):
+        sums = loss(params, batch, *constants)
       return sums.loss, sums
 
     (_, sums), grads = jax.value_and_grad(scalar, has_aux=True)(params)
@@ -143,8 +144,9 @@ def make_update(
       (sums, grads), _ = jax.lax.scan(lambda total, xs: (jax.tree.map(jnp.add, total, one(xs)), None), zeros, micro)
     weight = jnp.maximum(sums.weight, 1)
     grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    with jax.named_scope("optimizer"):
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+      params = optax.apply_updates(state.params, updates)
     sums_of = {"loss": sums.loss, **sums.metrics}
     metrics = {name: _mean(value, weight) for name, value in sums_of.items()} | {"grad_norm": optax.tree.norm(grads)}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics

@@ -16,6 +16,7 @@ from etils import epath
 
 from selfrag_jax.storage.atomic import is_local, os_errors, write_bytes_atomic
 from selfrag_jax.storage.json_lines import read_lines
+from selfrag_jax.train.goodput import describe
 
 LONGEST = 1e12  # seconds; a longer time is a mistake
 _FLUSH_EVERY = 30.0  # seconds between writes of TensorBoard's file, and of files that each write uploads as a whole
@@ -27,6 +28,7 @@ class Telemetry:
 
   On resume, the phase's rows beyond `start_step` and damaged lines are dropped first: the file equals that of an
   uninterrupted run, apart from `seconds` (training time of all processes of the run so far) and `tokens_per_second`.
+  What else a clock or the machine tells goes to TensorBoard, under `run/` and `summary/`, and to `goodput.jsonl`.
 
   Args:
     workdir: the run's folder; event files go to `tensorboard/<phase>`.
@@ -64,15 +66,16 @@ class Telemetry:
     self._file = self._files.enter_context((folder / "metrics.jsonl").open("a"))
     self._events = _Events(folder / "tensorboard" / phase, start_step, self._files)
 
-  def log(self, step: int, metrics: Mapping[str, float]) -> None:
+  def log(self, step: int, metrics: Mapping[str, float], timed: Mapping[str, float] | None = None) -> None:
     """Write one row. `metrics["tokens"]`, if given, counts the tokens since the previous call and yields tokens/s.
 
+    `timed` is for TensorBoard, and its `goodput` and `mfu` for the terminal.
     NaN and infinity become null in the file, as JSON cannot express them; the terminal line shows them. Raises OSError,
     with the folder, if a file cannot be written.
     """
     if not self._writes:
       return
-    values = {name: float(value) for name, value in metrics.items()}
+    values, timed = {name: float(value) for name, value in metrics.items()}, dict(timed or {})
     now = time.monotonic()
     self._tokens += values.get("tokens", 0.0)
     self._window.append((now, step, self._tokens))
@@ -80,24 +83,44 @@ class Telemetry:
     row = {"phase": self._phase, "step": step} | values | {"seconds": now - self._started}
     if "tokens" in values:
       row["tokens_per_second"] = tokens_per_second
+    if "tokens" in values and math.isfinite(tokens_per_second):
+      timed["tokens_per_second"] = tokens_per_second
+    with self._writing(step):
+      self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
+      if is_local(self._workdir) or now >= self._flushed + _FLUSH_EVERY:
+        self.flush()
+      self._events.add(step, values | {f"run/{name}": value for name, value in timed.items()})
+    if (self._log_every and step % self._log_every == 0) or step == self._total_steps:
+      shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
+      if "tokens" in values and math.isfinite(tokens_per_second):
+        shown.append(f"{tokens_per_second:,.0f} tokens/s")
+      shown += [f"{word} {timed[name]:.0%}" for word, name in (("MFU", "mfu"), ("goodput", "goodput")) if name in timed]
+      eta = seconds_per_step * (self._total_steps - step)
+      shown += [f"elapsed {_clock(now - self._started)}", f"ETA {_clock(eta)}"]
+      print(f"{self._phase} {step}/{self._total_steps}".strip(), *shown, sep="  ", file=self._stream, flush=True)
+
+  def summarize(self, step: int, summary: Mapping[str, float]) -> None:
+    """Write the summary of the steps of this process, after its last one: a row of `goodput.jsonl`, else as `log`."""
+    if not self._writes:
+      return
+    row = {"phase": self._phase, "last_step": step, **summary}
+    with self._writing(step):
+      with (self._workdir / "goodput.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+      self._events.add(step, {f"summary/{name}": value for name, value in summary.items()})
+    print(describe(summary), file=self._stream, flush=True)
+
+  @contextlib.contextmanager
+  def _writing(self, step: int) -> Iterator[None]:
+    """Name the folder and what to do in the error of a file that cannot be written."""
     try:
       with os_errors():
-        self._file.write(json.dumps({name: _finite_or_none(value) for name, value in row.items()}) + "\n")
-        if is_local(self._workdir) or now >= self._flushed + _FLUSH_EVERY:
-          self.flush()
-        self._events.add(step, values)
+        yield
     except OSError as error:
       raise OSError(
         f"the metrics of step {step} cannot be written to {self._workdir}: {error}. Checkpoints there are intact; "
         "if the disk is full or read-only, mend that, then start the run again"
       ) from error
-    if (self._log_every and step % self._log_every == 0) or step == self._total_steps:
-      shown = [f"{name} {value:.4g}" for name, value in values.items() if name != "tokens"]
-      if "tokens" in values and math.isfinite(tokens_per_second):
-        shown.append(f"{tokens_per_second:,.0f} tokens/s")
-      eta = seconds_per_step * (self._total_steps - step)
-      shown += [f"elapsed {_clock(now - self._started)}", f"ETA {_clock(eta)}"]
-      print(f"{self._phase} {step}/{self._total_steps}".strip(), *shown, sep="  ", file=self._stream, flush=True)
 
   def flush(self) -> None:
     """Write the rows that wait: in object storage, where each write uploads the whole file, they do for half a minute.

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from selfrag_jax.aot import sweep
-from selfrag_jax.aot.chips import CHIPS
 from selfrag_jax.aot.programs import Program
+from selfrag_jax.chips import CHIPS
 
 CHIP = CHIPS["v5e"]
 CONFIG = {"mesh": {"data": -1, "fsdp": 1}, "model": {"remat": "none", "width": 8}, "seed": 0}

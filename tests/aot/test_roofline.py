@@ -10,9 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 from configs.rag import get_config
 from selfrag_jax.aot import flops
-from selfrag_jax.aot.chips import CHIPS, topology
+from selfrag_jax.aot.chips import topology
 from selfrag_jax.aot.programs import Program
 from selfrag_jax.aot.roofline import Bound, bounds, speed, utilization
+from selfrag_jax.chips import CHIPS
 from selfrag_jax.experiments.rag import build, planned
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import StepWork

@@ -10,10 +10,11 @@ from launching import launch
 
 from configs.rag import get_config
 from selfrag_jax.aot import chips
-from selfrag_jax.aot.chips import CHIPS, SHAPES, topology
+from selfrag_jax.aot.chips import SHAPES, topology
 from selfrag_jax.aot.programs import Program, compile_phases
 from selfrag_jax.aot.roofline import traffic
 from selfrag_jax.aot.table import advice, as_json
+from selfrag_jax.chips import CHIPS
 from selfrag_jax.experiments.rag import build, planned
 
 SMALL = (

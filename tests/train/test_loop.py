@@ -69,6 +69,9 @@ class Walk:
   def metadata(self):
     return {}
 
+  def model_work(self):
+    return None
+
 
 def config(**overrides):
   return LoopConfig(**({"checkpoint_every": 3, "eval_every": 4} | overrides))
