@@ -74,7 +74,8 @@ BENCHMARKS = [command for command in COMMANDS if command.program == "python" and
 DRY_RUNS = {
   tuple(word for word in words[2:] if word != "--dry_run" and not word.startswith("--workdir")): None
   for page, words in LAUNCHERS
-  if words[1] == "launch/train.py" and not re.search("FOLDER|init=", " ".join(words))
+  # one of two processes would wait for the other
+  if words[1] == "launch/train.py" and not re.search("FOLDER|init=|--coordinator", " ".join(words))
 }
 
 

@@ -87,3 +87,18 @@ def test_a_vector_whose_square_float32_cannot_hold_counts_as_zero(backend):
   store.add_many(["oldest", *["later"] * 8], np.stack([-x, *[x] * 8]))
   (found,) = store.search(1e-20 * x, 1, recency=Recency(-1, 1, "position"))  # a bonus for old ones decides alone
   assert (found.text, found.score) == ("oldest", pytest.approx(-(0.5**8)))
+
+
+def test_a_saved_store_answers_the_same_on_eight_devices_four_and_one(tmp_path):
+  rng = np.random.default_rng(0)
+  rows, queries = rng.standard_normal((50, D)).astype(np.float32), rng.standard_normal((9, D)).astype(np.float32)
+  folder, found, store = str(tmp_path / "store"), [], None
+  for n in (8, 4, 1):
+    mesh = jax.make_mesh((n,), ("data",), devices=jax.devices()[:n], axis_types=(AxisType.Auto,))
+    store = MemoryStore.load(folder, mesh=mesh) if store else MemoryStore(D, 64, chunk_size=1, path=folder, mesh=mesh)
+    if n == 8:
+      store.add_many([f"text {i}" for i in range(50)], rows)
+    found.append([[(hit.id, hit.score) for hit in store.search(query, 7)] for query in queries])
+    store.close()
+  assert found[0] == found[1] == found[2]
+  assert len(found[0][0]) == 7

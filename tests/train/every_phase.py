@@ -138,7 +138,7 @@ def encoding(mesh, accumulate: int) -> EncoderPhase:
   return EncoderPhase("encoder", RankingTask(JUDGED, 1), encoder, config, **start)
 
 
-def reinforced(mesh, accumulate: int) -> Refrag:
+def reinforced(mesh, accumulate: int, steps: int = 1) -> Refrag:
   """Make the reinforcement of a policy that was pushed to begin with a search, with all that a group can hold."""
   config = model(SEARCH.tokenizer.vocab_size, tie_embeddings=False)
   params = params_of(config)
@@ -147,7 +147,7 @@ def reinforced(mesh, accumulate: int) -> Refrag:
   params["params"]["unembed"] = head.at[SEARCH.tokenizer.special["<|search_start|>"]].set(beginning)
   runner = RolloutRunner(SEARCH, config, MemoryConfig(d_embed=32), mesh)
   rl = RLConfig(
-    steps=1, questions_per_step=ROWS, rollouts_per_question=4, advantage="reinforce", resample=2, experts=True,
+    steps=steps, questions_per_step=ROWS, rollouts_per_question=4, advantage="reinforce", resample=2, experts=True,
     kl_weight=0.1, accumulate=accumulate,
   )  # fmt: skip
   return Refrag("rl", runner, config, rl, ROLLOUT, mesh=mesh, seed=3, params=params, evaluate=lambda _: {})
