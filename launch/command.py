@@ -80,20 +80,22 @@ def output(config: Mapping[str, Any]) -> str:
 
 def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
   """Return the module of the experiment that the config names, and the experiment. Write nothing."""
-  start()
+  start("" if "mesh" in config else config["experiment"])
   from selfrag_jax.experiments.base import find
 
   module = find(config["experiment"])
   return module, module.build(config)
 
 
-def start() -> None:
-  """Start JAX, with the other processes of the run if there are any."""
+def start(alone: str = "") -> None:
+  """Start JAX, with the other processes of the run if there are any. Raises ValueError for what runs `alone`."""
   from selfrag_jax import hosts
   from selfrag_jax.mesh import configure_xla
 
   configure_xla()
   place = hosts.find(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+  if place and alone:
+    raise ValueError(f"{alone} runs in one process, this is one of {place.num_processes}; --num_processes=1 is alone")
   hosts.join(place)
   if place and place.process_id:
     with open(os.devnull, "w") as silence:
@@ -116,7 +118,8 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
       raise
     from selfrag_jax.text.printable import printable  # file names and config values may hold any characters
 
-    print(printable(ended.code), file=sys.stderr)
+    with contextlib.suppress(OSError):  # whoever read the errors may have gone
+      print(printable(ended.code), file=sys.stderr)
     _end(ended.code, failed)
   except KeyboardInterrupt as stopped:
     with contextlib.suppress(OSError):  # whoever read the output may have gone
@@ -127,7 +130,8 @@ def run(main: Callable[[list[str]], None], failed: int = 1) -> None:
     hosts.leave("stopped by hand")
     os._exit(130)  # XLA may still be compiling, and would crash while the interpreter ends
   except Exception as error:  # a bug, or --v=1: Python's own exit code would be 1, whatever `failed` is
-    traceback.print_exc()
+    with contextlib.suppress(OSError):
+      traceback.print_exc()
     _end(repr(error), failed)
 
 
@@ -137,7 +141,8 @@ def _end(reason: str, code: int) -> NoReturn:
 
   if hosts.joined():
     hosts.leave(reason)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+      sys.stdout.flush()
     os._exit(code)  # JAX would wait for the others before it lets this one end
   sys.exit(code)
 

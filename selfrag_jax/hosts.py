@@ -22,9 +22,12 @@ from selfrag_jax.text.printable import printable
 
 JOIN_SECONDS = 300.0  # until every process must have joined; pods start their hosts minutes apart
 BARRIER_SECONDS = 600.0
+END_SECONDS = 3600.0
 LOST_SECONDS = 45.0  # of silence, after which a process counts as lost; the end of its line is noticed at once
 _BEAT_SECONDS = 5.0
 _SETTLE_SECONDS = 3.0
+_LONGEST_REASON = 2000  # characters
+_LONGEST_MESSAGE = 2**24  # bytes: the names of all hosts are one message
 _ENDED = "run the same command again on all hosts to go on from the newest checkpoint"
 
 
@@ -36,10 +39,11 @@ class Place:
   num_processes: int
   process_id: int
   local_device_ids: tuple[int, ...] | None = None  # of the devices that JAX may see; all by default
+  line_port: int = 0  # of the line to process 0; 0: the port beside that of the coordinator
 
   def __post_init__(self):
     host, _, port = self.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
       raise ValueError(
         f"the coordinator is {self.coordinator!r}; it must be HOST:PORT of process 0, such as 10.0.0.1:1234"
       )
@@ -50,7 +54,9 @@ class Place:
   def line(self) -> tuple[str, int]:
     """The address of the line to process 0."""
     host, _, port = self.coordinator.rpartition(":")
-    return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1)
+    beside = int(port) + (1 if int(port) < 65535 else -1)
+    # a server on `localhost` opens on ::1 too, which not every host has
+    return "127.0.0.1" if host == "localhost" else host.strip("[]"), self.line_port or beside
 
 
 def find(
@@ -92,7 +98,9 @@ def _of_cluster() -> Place | None:
   coordinator, num_processes, process_id, devices = found
   if coordinator is None or num_processes is None or process_id is None or num_processes == 1:
     return None
-  return Place(coordinator, num_processes, process_id, tuple(devices) if devices is not None else None)
+  # Slurm and Open MPI number the ports of coordinators by job: the port beside one is that of the next job
+  line_port = int(coordinator.rpartition(":")[2]) ^ 2048
+  return Place(coordinator, num_processes, process_id, tuple(devices) if devices is not None else None, line_port)
 
 
 def join(place: Place | None, seconds: float = JOIN_SECONDS) -> None:
@@ -113,7 +121,7 @@ def join(place: Place | None, seconds: float = JOIN_SECONDS) -> None:
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   ids = place.local_device_ids and list(place.local_device_ids)
   jax.distributed.initialize(place.coordinator, place.num_processes, place.process_id, ids)
-  atexit.register(leave)  # before JAX's own, at which the processes wait for each other
+  atexit.register(_leave_at_exit)  # before JAX's own, at which the processes wait for each other, but not for long
 
 
 def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
@@ -128,6 +136,15 @@ def leave(reason: str | None = None) -> None:
   if _line is not None:
     _line.leave(reason)
     _line = None
+
+
+def _leave_at_exit() -> None:
+  """Wait for the others, who may still write a report; after an error that nobody has caught, tell it instead."""
+  if (error := getattr(sys, "last_value", None)) is not None:
+    leave(repr(error))
+    os._exit(1)  # JAX would wait for the others before it lets this one end
+  barrier("the end", END_SECONDS)
+  leave()
 
 
 def settle() -> None:
@@ -167,6 +184,9 @@ class _Line:
 
   def leave(self, reason: str | None) -> None:
     self._leaving = True
+    if self._writer is None:  # it has not joined
+      return
+    reason = reason and reason[:_LONGEST_REASON]
     with contextlib.suppress(OSError, TimeoutError):  # whoever should hear it may be gone
       asyncio.run_coroutine_threadsafe(self._send(end=reason), self._loop).result(_BEAT_SECONDS)
     if reason is not None and self._place.process_id == 0:
@@ -176,16 +196,16 @@ class _Line:
     asyncio.set_event_loop(self._loop)
     try:
       self._loop.run_until_complete(self._talk(seconds))
-    except OSError as error:  # the port is in use, or the line broke while it was written to
+    except Exception as error:  # without this thread, the process would wait for ever
       if not self._leaving:
-        _end(f"the line to process 0 at {self._place.coordinator} broke: {error}; {_ENDED}")
+        _end(f"the line to process 0 at {self._place.coordinator} broke: {error!r}; {_ENDED}")
 
   async def _talk(self, seconds: float) -> None:
     host, port = self._place.line
     if self._place.process_id == 0:
       desk = _Desk(self._place.num_processes, seconds, self._closed)
       try:
-        await asyncio.start_server(desk.serve, host if _is_loopback(host) else None, port)
+        await asyncio.start_server(desk.serve, host if _is_loopback(host) else None, port, limit=_LONGEST_MESSAGE)
       except OSError as error:
         _end(
           f"port {port}, beside that of the coordinator, cannot be opened: {error}; give the coordinator another port"
@@ -211,7 +231,7 @@ class _Line:
   async def _connect(self, host: str, port: int, until: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     while True:
       try:
-        return await asyncio.wait_for(asyncio.open_connection(host, port), _BEAT_SECONDS)
+        return await asyncio.wait_for(asyncio.open_connection(host, port, limit=_LONGEST_MESSAGE), _BEAT_SECONDS)
       except (OSError, TimeoutError) as error:
         if time.monotonic() > until:
           at = f"{self._place.coordinator} (and the port beside it)"
@@ -238,7 +258,8 @@ class _Desk:
     self._names: dict[int, str] = {}
     self._left: set[int] = set()
     self._waiting: dict[str, set[int]] = {}
-    asyncio.get_running_loop().call_later(seconds, self._check, "roll", seconds)
+    self._limits: dict[str, asyncio.TimerHandle] = {}
+    self._limit("roll", seconds)
 
   async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Hold the line of one process."""
@@ -254,10 +275,13 @@ class _Desk:
       return writer.close()
     self._names[i], self._lines[i] = host, writer
     self._arrive("roll", i)
-    said = await self._listen(reader, i)
-    del self._lines[i]
-    if said is not None:
-      self._tell(end=said)
+    said: str | None = f"process {i} on {host} was lost, or is none of this run; {_ENDED}"
+    try:
+      said = await self._listen(reader, i)
+    finally:
+      del self._lines[i]
+      if said is not None:
+        self._tell(end=said)
     if not self._lines or list(self._lines) == [0]:
       self._closed.set()
 
@@ -270,7 +294,8 @@ class _Desk:
           self._arrive(message["at"], i, message["seconds"])
         elif "end" in message:
           self._left.add(i)
-          return message["end"] and f"{name} ended: {message['end'].removeprefix('error: ')}"
+          said = message["end"] and f"{name} ended: {message['end'].removeprefix('error: ')}"
+          return said or self._missed()
         else:
           _write(self._lines[i], {})
     except TimeoutError:
@@ -280,23 +305,36 @@ class _Desk:
   def _arrive(self, barrier: str, i: int, seconds: float | None = None) -> None:
     here = self._waiting.setdefault(barrier, set())
     if not here and seconds is not None:
-      asyncio.get_running_loop().call_later(seconds, self._check, barrier, seconds)
+      self._limit(barrier, seconds)
     here.add(i)
     if len(here) == self._n:
       del self._waiting[barrier]
+      self._limits.pop(barrier).cancel()
       names = {"names": [self._names[i] for i in range(self._n)]} if barrier == "roll" else {}
       self._tell(go=barrier, **names)
+    elif said := self._missed():
+      self._tell(end=said)
 
-  def _check(self, barrier: str, seconds: float) -> None:
-    """End the run if not all have come."""
+  def _limit(self, barrier: str, seconds: float) -> None:
+    """End the run if not all have come within `seconds`."""
+    self._limits[barrier] = asyncio.get_running_loop().call_later(seconds, self._overdue, barrier, seconds)
+
+  def _overdue(self, barrier: str, seconds: float) -> None:
     here = self._waiting.get(barrier, set())
-    if barrier in self._waiting or (barrier == "roll" and len(self._names) < self._n):
-      missing = ", ".join(self._name(i) for i in range(self._n) if i not in here)
-      there = ", ".join(self._name(i) for i in sorted(here))
-      where, then = f"come to {barrier!r}", _ENDED
-      if barrier == "roll":
-        where, then = "join", "start the same command there, too"
-      self._tell(end=f"{missing} did not {where} within {seconds:.0f} s; there: {there}; {then}")
+    missing = ", ".join(self._name(i) for i in range(self._n) if i not in here)
+    there = ", ".join(self._name(i) for i in sorted(here))
+    where, then = f"come to {barrier!r}", _ENDED
+    if barrier == "roll":
+      where, then = "join", "start the same command there, too"
+    self._tell(end=f"{missing} did not {where} within {seconds:.0f} s; there: {there}; {then}")
+
+  def _missed(self) -> str | None:
+    """Return what to tell those who wait for a process that has ended without an error; None if nobody does."""
+    for barrier, here in self._waiting.items():
+      if here and self._left:
+        gone = ", ".join(self._name(i) for i in sorted(self._left))
+        return f"{gone} ended before {barrier!r}, where others wait; {_ENDED}"
+    return None
 
   def _name(self, i: int) -> str:
     return f"process {i}" + (f" on {self._names[i]}" if i in self._names else "")
@@ -321,13 +359,15 @@ def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-  return host == "localhost" or host.startswith("127.") or host == "::1"
+  return host.startswith("127.") or host == "::1"
 
 
 def _end(reason: str) -> None:
   """End this process at once: its other threads may wait for a process that is gone."""
-  os.write(sys.stderr.fileno(), f"error: {printable(reason)}\n".encode())
-  os._exit(1)
+  try:
+    os.write(2, f"error: {printable(reason)}\n".encode())
+  finally:  # whoever read the errors may have gone
+    os._exit(1)
 
 
 _line: _Line | None = None

@@ -142,6 +142,43 @@ def test_a_number_that_is_taken_and_another_size_are_refused():
   assert [code for code, *_ in ended([*first, *second])] == [0, 0]
 
 
+def test_a_limit_ends_with_its_barrier():
+  for code, out, err in run("hosts.barrier('x', 5); time.sleep(3 + 4 * i); hosts.barrier('x', 5); print('passed')"):
+    assert (code, out.split(), err) == (0, ["joined", "passed"], "")  # 5 s after the first, one waits at the second
+
+
+def test_nobody_waits_for_a_process_that_has_ended():
+  (code, _, err), (other_code, _, other) = run("i and hosts.leave(); i or hosts.barrier('x', 50)")
+  assert (code, err.split(";")[0]) == (1, f"error: process 1 on {HERE} ended before 'x', where others wait")
+  assert (other_code, other) == (0, "") or other_code < 0  # JAX may end it first
+
+
+def test_whoever_ends_waits_for_those_who_still_work():
+  assert [code for code, *_ in run("time.sleep(0 if i else 6)")] == [0, 0]
+
+
+def test_an_error_that_nobody_catches_is_told_however_long():
+  (code, _, err), (other_code, _, _) = run("if i: raise ValueError('x' * 50_000)\ntime.sleep(60)")
+  assert (code, other_code) == (1, 1)
+  assert err.startswith(f"error: process 1 on {HERE} ended: ValueError('xxx")
+  assert len(err) < 3000
+
+
+def test_a_process_whose_errors_nobody_reads_ends_too():
+  processes = start("time.sleep(1); i and os.kill(os.getpid(), signal.SIGKILL); time.sleep(60)", (0, 1), 2, free_port())
+  processes[0].stderr.close()
+  assert processes[0].wait(timeout=50) == 1
+  processes[1].communicate()
+
+
+def test_ctrl_c_while_process_0_is_not_there_ends_at_once():
+  code = "import os, signal, threading, time; from selfrag_jax import hosts\n"
+  code += "threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+  code += f"try: hosts.join(hosts.Place('127.0.0.1:{free_port()}', 2, 1))\nexcept KeyboardInterrupt: hosts.leave('x')"
+  found = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=50)
+  assert found.returncode == 0
+
+
 EXPLICIT = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 SLURM = {
   "SLURM_JOB_ID": "65537", "SLURM_STEP_NODELIST": "node[007-015],x", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",
@@ -159,12 +196,12 @@ GKE = {"TPU_WORKER_HOSTNAMES": "127.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4", "TPU_WORK
   [
     ({}, None),
     (EXPLICIT, ("a:1", 4, 3, None)),
-    (SLURM, ("node007:61441", 4, 3, (1,))),
+    (SLURM, ("node007:61441", 4, 3, (1,), 63489)),
     (SLURM | EXPLICIT, ("a:1", 4, 3, None)),
     (SLURM | {"JAX_NUM_PROCESSES": "1"}, None),
     (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
-    (OPEN_MPI, ("10.96.0.1:62624", 4, 3, (1,))),
-    (GKE, ("127.0.0.1:8482", 4, 3, None)),
+    (OPEN_MPI, ("10.96.0.1:62624", 4, 3, (1,), 64672)),
+    (GKE, ("127.0.0.1:8482", 4, 3, None, 10530)),
   ],
 )
 def test_a_process_finds_its_place(monkeypatch, environ, place):
@@ -182,6 +219,8 @@ def test_a_process_finds_its_place(monkeypatch, environ, place):
 def test_the_line_has_the_port_beside_that_of_the_coordinator():
   assert hosts.Place("[::1]:65535", 2, 0).line == ("::1", 65534)
   assert hosts.Place("a:1", 2, 0).line == ("a", 2)
+  assert hosts.Place("localhost:1", 2, 0).line == ("127.0.0.1", 2)
+  assert hosts.Place("a:1", 2, 0, None, 9).line == ("a", 9)
 
 
 def test_flags_come_before_the_environment():
@@ -196,6 +235,7 @@ def test_flags_come_before_the_environment():
     ((None, 2, None), "--coordinator --process_id too (or JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID)"),
     (("a", 2, 0), "HOST:PORT"),
     (("a:x", 2, 0), "HOST:PORT"),
+    (("http://a:1", 2, 0), "HOST:PORT"),
     (("a:65536", 2, 0), "HOST:PORT"),
     (("a:1", 2, 2), "process_id is 2 of 2"),
     (("a:1", 0, 0), "process_id is 0 of 0"),

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from selfrag_jax.mesh import planning
+from selfrag_jax.mesh import fetch, planning
 from selfrag_jax.ragged import pad_rows, power_of_two
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -67,14 +67,20 @@ class Spread:
   """
 
   def __init__(self, function: Callable[[Params, ArrayLike, ArrayLike], Array], params: Params):
+    self._alone, self._mesh = (Mesh(np.array(jax.local_devices()[:n]), ("rows",)) for n in (1, None))
+    self._is_part = jax.process_count() > 1
+    if self._is_part:  # each host embeds alone, and may hold a part of the parameters
+      params = jax.device_put(fetch(params), jax.local_devices()[0])
     self.params, self._function, self._copies = params, function, None
-    self._mesh = Mesh(np.array(jax.local_devices()), ("rows",))
 
   def __call__(self, tokens: np.ndarray, lengths: np.ndarray) -> Array:
     """Run the function; a batch whose size the number of devices does not divide runs on one device."""
-    if self._mesh.size == 1 or len(tokens) % self._mesh.size:
-      return self._function(self.params, tokens, lengths)
-    if self._copies is None:
-      self._copies = jax.device_put(self.params, NamedSharding(self._mesh, P()))
-    shares = jax.device_put((tokens, lengths), NamedSharding(self._mesh, P("rows")))
-    return self._function(self._copies, *shares)
+    mesh = self._alone if len(tokens) % self._mesh.size else self._mesh
+    # the mesh that is set may have devices of other hosts
+    with jax.set_mesh(mesh) if self._is_part else contextlib.nullcontext():
+      if mesh.size == 1:
+        return self._function(self.params, tokens, lengths)
+      if self._copies is None:
+        self._copies = jax.device_put(self.params, NamedSharding(mesh, P()))
+      shares = jax.device_put((tokens, lengths), NamedSharding(mesh, P("rows")))
+      return self._function(self._copies, *shares)

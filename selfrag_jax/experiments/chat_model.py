@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 import selfrag_jax.textgrad as tg
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
+from selfrag_jax.mesh import fetch
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
@@ -68,17 +68,19 @@ class ChatModel:
       part = by_length[start : start + batch_size]
       width = round_up(len(prompts[part[-1]]), self._bucket)
       tokens, lengths = pad_rows([prompts[i] for i in part] + [[]] * (batch_size - len(part)), width)
-      written = _complete(
-        self._config,
-        self._params,
-        tokens,
-        lengths,
-        jax.random.fold_in(jax.random.key(seed), start),
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        stop_ids=(self._stop,),
+      written = fetch(
+        _complete(
+          self._config,
+          self._params,
+          tokens,
+          lengths,
+          jax.random.fold_in(jax.random.key(seed), start),
+          max_new_tokens=max_new_tokens,
+          sampling=sampling,
+          stop_ids=(self._stop,),
+        )
       )
-      for i, row, n in zip(part, np.asarray(written.tokens), np.asarray(written.lengths), strict=False):
+      for i, row, n in zip(part, written.tokens, written.lengths, strict=False):
         answers[i] = Answer(self.tokenizer.decode(row[:n], skip_special=True), len(prompts[i]), int(n))
     return [answers[i] for i in range(len(prompts))]
 

@@ -25,9 +25,10 @@ from selfrag_jax.metrics.position import describe
 from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.reports import figures
+from selfrag_jax.reports.files import write_file
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.settings import read_config, settings
-from selfrag_jax.storage.atomic import write_json
+from selfrag_jax.storage.atomic import json_bytes
 from selfrag_jax.storage.json_lines import read_json_object
 from selfrag_jax.tasks.documents import DocumentQuestion, positions, prompt, read_questions, with_gold_at
 
@@ -127,7 +128,7 @@ def evaluate(experiment: Experiment, workdir: epath.PathLike) -> dict[str, Any]:
       if key in curves:
         continue
       curves[key] = measure(answer, questions, shown[condition], n, places)
-      write_json(target, report)
+      write_file(target, json_bytes(report))
       print(f"{name} {key}: {'  '.join(f'{x:.3f}' for x in curves[key]['accuracy_by_depth'])}", flush=True)
   write_report(workdir, "documents", report, as_rows(report))
   figures.documents_over_depth(workdir, report)

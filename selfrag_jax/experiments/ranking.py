@@ -78,7 +78,8 @@ class RankingExperiment(abc.ABC):
     print(sizes(self.data), flush=True)
     with jax.set_mesh(self.mesh):
       params = self.finished(fetch(take(self.phase())))
-    self.encoder.save(folder, params)
+    if jax.process_index() == 0:
+      self.encoder.save(folder, params)
     scores, found = self.compare(params)
     return write_report(workdir, self.name, scores, {**self.counts, **found, "config": self.config})
 

@@ -165,10 +165,10 @@ def train(phase: Phase, workdir: epath.PathLike, config: LoopConfig, metadata: M
   folder = checkpoints(workdir, phase.name)
   metadata = {**metadata, **phase.metadata()}
   with StopSignal() as stop, Clock() as clock:
+    with clock.during("start"):  # a sum over devices would wait for a missing process without an end
+      hosts.barrier(f"the start of {phase.name}")
     with Checkpointer(folder, keep_latest=config.keep_checkpoints, best_metric=phase.best_metric) as saver:
       with clock.during("start"):
-        # a sum over devices would wait for a missing process without an end
-        hosts.barrier(f"the start of {phase.name}")
         state = _start(phase, workdir, metadata, saver)
       state = _steps(phase, state, workdir, config, metadata, saver, stop, clock)
     # raised after the last save: the signal may also have come during the last evaluation, or before the first step

@@ -63,6 +63,7 @@ class Profile:
       jax.profiler.stop_trace()
       for file in Path(folder).rglob("*"):
         if file.is_file():
-          target = self._to / file.relative_to(folder)
+          host = f"process{jax.process_index()}_" if jax.process_count() > 1 else ""  # several may run on one host
+          target = self._to / file.relative_to(folder).with_name(host + file.name)
           target.parent.mkdir(parents=True, exist_ok=True)
           target.write_bytes(file.read_bytes())

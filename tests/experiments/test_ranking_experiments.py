@@ -32,8 +32,11 @@ NAMES = [f"{a}{b}" for a in ("ba", "co", "du", "fe", "gi", "lo") for b in ("mar"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """Ten titles with three documents each; a small BERT that has not been trained."""
-  path = tmp_path_factory.mktemp("ranking")
+  return write_collection(tmp_path_factory.mktemp("ranking"))
+
+
+def write_collection(path):
+  """Write ten titles with three documents each, and a small BERT that has not been trained."""
   rows = [(f"d{i}", f"title{i % 10}", f"the code of {name} is in town {i}") for i, name in enumerate(NAMES)]
   dump = lambda records: "".join(json.dumps(record) + "\n" for record in records)
   (path / "corpus.jsonl").write_text(dump({"_id": d, "title": t, "text": x} for d, t, x in rows))
