@@ -234,7 +234,7 @@ class _Line:
         return await asyncio.wait_for(asyncio.open_connection(host, port, limit=_LONGEST_MESSAGE), _BEAT_SECONDS)
       except (OSError, TimeoutError) as error:
         if time.monotonic() > until:
-          at = f"{self._place.coordinator} (and the port beside it)"
+          at = f"{host}:{port}, beside the coordinator {self._place.coordinator}"
           _end(f"process 0 did not answer at {at}: {error or 'no answer'}; start it, or give its address")
         await asyncio.sleep(0.2)
 

@@ -186,6 +186,25 @@ def test_a_signal_that_comes_during_an_evaluation_or_a_restore_is_not_lost(tmp_p
   assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["while the state is copied", "while it is written"])
+def test_a_preemption_during_a_save_loses_neither_that_step_nor_the_next(tmp_path, uninterrupted, monkeypatch, begun):
+  name = "_commit" if begun else "save"
+  original = getattr(checkpoint.Checkpointer, name)
+
+  def interrupted(self, place, *args, **kwargs):
+    if str(place).endswith("3"):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return original(self, place, *args, **kwargs)
+
+  monkeypatch.setattr(checkpoint.Checkpointer, name, interrupted)
+  with pytest.raises(Preempted):
+    train(Walk(), tmp_path, config(), METADATA)
+  monkeypatch.undo()
+  assert saved_steps(tmp_path)[0] == 3
+  assert len(saved_steps(tmp_path)) == 2
+  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
+
+
 def test_ctrl_c_saves_at_the_step(tmp_path, uninterrupted, capsys):
   interrupt = lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) or metrics if step == 5 else metrics
   before = signal.getsignal(signal.SIGINT)
