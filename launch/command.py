@@ -16,6 +16,7 @@ from ml_collections import config_flags
 
 if TYPE_CHECKING:
   from selfrag_jax.experiments.base import ExperimentModule
+  from selfrag_jax.hosts import Place
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -80,15 +81,21 @@ def output(config: Mapping[str, Any]) -> str:
 
 def build(config: Mapping[str, Any]) -> "tuple[ExperimentModule, Any]":
   """Return the module of the experiment that the config names, and the experiment. Write nothing."""
-  start("" if "mesh" in config else config["experiment"])
+  place = start("" if "mesh" in config else config["experiment"])
+  if place and place.process_id:
+    with open(os.devnull, "w") as silence:
+      os.dup2(silence.fileno(), 1)  # process 0 tells what all of them know; errors are each one's own
   from selfrag_jax.experiments.base import find
 
   module = find(config["experiment"])
   return module, module.build(config)
 
 
-def start(alone: str = "") -> None:
-  """Start JAX, with the other processes of the run if there are any. Raises ValueError for what runs `alone`."""
+def start(alone: str = "") -> "Place | None":
+  """Start JAX, with the other processes of the run if there are any, and return the place of this one among them.
+
+  Raises ValueError if what is named `alone` is one of several.
+  """
   from selfrag_jax import hosts
   from selfrag_jax.mesh import configure_xla
 
@@ -97,9 +104,7 @@ def start(alone: str = "") -> None:
   if place and alone:
     raise ValueError(f"{alone} runs in one process, this is one of {place.num_processes}; --num_processes=1 is alone")
   hosts.join(place)
-  if place and place.process_id:
-    with open(os.devnull, "w") as silence:
-      os.dup2(silence.fileno(), 1)  # process 0 tells what all of them know; errors are each one's own
+  return place
 
 
 def run(main: Callable[[list[str]], None], failed: int = 1) -> None:

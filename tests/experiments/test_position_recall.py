@@ -11,9 +11,10 @@ import pytest
 from configs import memory, position_recall, pretrain
 from selfrag_jax.experiments import position_recall as recall_experiment
 from selfrag_jax.experiments import self_rag, sweep
-from selfrag_jax.experiments.position_recall import CONDITIONS, build, checks, evaluate, table
+from selfrag_jax.experiments.position_recall import CONDITIONS, build, evaluate
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.reports.page import write_page
+from selfrag_jax.reports.recall_by_position import checks, table
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.train.load import load_model

@@ -59,7 +59,8 @@ def test_every_setting_can_be_overridden(name, variant):
   module: Any = find(config["experiment"])
   by_phases = config["experiment"] in ("self_rag", "position_recall")
   sections = module.sections(config) if by_phases else module.SECTIONS
-  assert config.keys() == {"experiment", "workdir", *sections}
+  short = {"profile_steps"} if "loop" in sections else set()  # config.loop.profile_steps
+  assert config.keys() == {"experiment", "workdir", *sections} | short
   for key, kind in sections.items():
     kind = kind[config[key]["name"]] if isinstance(kind, dict) else kind
     if dataclasses.is_dataclass(kind) and (config["experiment"], key) != ("gradient_rag", "task"):

@@ -17,12 +17,12 @@ from selfrag_jax.train.workdir import open_workdir
 from tests.launch.test_train_cli import ROOT, finish, metrics
 from tests.test_hosts import HERE, free_port
 
-STEPS, PREEMPTED = 16, 75
+STEPS, PREEMPTED = 40, 75
 TINY = {
   "data": {"row_tokens": 32},
   "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "block_pattern": "TM", "mlp_dim": 16, "ssm_state": 8},
   "pretrain": {"steps": STEPS, "batch_size": 4, "valid_rows": 4},
-  "loop": {"checkpoint_every": 3, "eval_every": 8, "log_every": 1, "preempted_exit_code": PREEMPTED},
+  "loop": {"checkpoint_every": 4, "eval_every": 20, "log_every": 1, "preempted_exit_code": PREEMPTED},
 }
 
 WIDE = """
@@ -46,15 +46,15 @@ def text(tmp_path_factory) -> Path:
 def process(workdir: Path, text: Path, *flags: str, devices: int = 2) -> subprocess.Popen[str]:
   """Start one process."""
   overrides = [f"--config.{section}.{key}={value}" for section, keys in TINY.items() for key, value in keys.items()]
-  config = [] if any(flag.startswith("--config=") for flag in flags) else ["--config=configs/pretrain.py:text"]
-  command = ["launch/train.py", *config, *flags, f"--config.data.path={text}", *overrides]
+  config = next((flag for flag in flags if flag.startswith("--config=")), "--config=configs/pretrain.py:text")
+  command = ["launch/train.py", config, f"--config.data.path={text}", *overrides, f"--workdir={workdir}"]
   environment = os.environ | {
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
     "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
   return subprocess.Popen(
-    [sys.executable, *command, f"--workdir={workdir}", f"--config.mesh.fsdp={min(devices, 2)}"],
+    [sys.executable, *command, f"--config.mesh.fsdp={min(devices, 2)}", *(flag for flag in flags if flag != config)],
     cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
   )  # fmt: skip
 
