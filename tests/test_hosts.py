@@ -173,6 +173,9 @@ def test_a_process_whose_errors_nobody_reads_ends_too():
 
 def test_ctrl_c_while_process_0_is_not_there_ends_at_once():
   code = "import os, signal, threading, jax; from selfrag_jax import hosts\n"
+  code += (
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever starts tests in the background ignores it
+  )
   code += "threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
   code += f"try: hosts.join(hosts.Place('127.0.0.1:{free_port()}', 2, 1))\nexcept KeyboardInterrupt: hosts.leave('x')"
   found = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=50)
