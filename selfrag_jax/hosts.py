@@ -24,6 +24,11 @@ JOIN_SECONDS = 300.0  # until every process must have joined; pods start their h
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0
 LOST_SECONDS = 45.0  # of silence, after which a process counts as lost; the end of its line is noticed at once
+VARIABLES = {
+  "coordinator": "JAX_COORDINATOR_ADDRESS",
+  "num_processes": "JAX_NUM_PROCESSES",
+  "process_id": "JAX_PROCESS_ID",
+}
 _BEAT_SECONDS = 5.0
 _SETTLE_SECONDS = 3.0
 _LONGEST_REASON = 2000  # characters
@@ -71,23 +76,21 @@ def find(
   from Slurm, Open MPI, Cloud TPU or GKE, as JAX finds them. `num_processes=1` is alone, whatever they say. Raises
   ValueError for a place that is told in part.
   """
-  told: list[Any] = [coordinator, num_processes, process_id]
-  names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-  for i, name in enumerate(names):
-    if told[i] is None and environ.get(name):
-      if i and not environ[name].isdecimal():
-        raise ValueError(f"{name} is {environ[name]!r}, it must be a whole number")
-      told[i] = int(environ[name]) if i else environ[name]
-  if told[1] == 1:
+  told: dict[str, Any] = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+  for name, variable in VARIABLES.items():
+    if told[name] is None and (value := environ.get(variable)):
+      if name != "coordinator" and not value.isdecimal():
+        raise ValueError(f"{variable} is {value!r}, it must be a whole number")
+      told[name] = value if name == "coordinator" else int(value)
+  if told["num_processes"] == 1:
     return None
-  if not any(x is not None for x in told):
+  missing = [name for name, value in told.items() if value is None]
+  if len(missing) == len(told):
     return _of_cluster()
-  if missing := [
-    name for name, x in zip(("coordinator", "num_processes", "process_id"), told, strict=True) if x is None
-  ]:
-    variables = ", ".join(names[("coordinator", "num_processes", "process_id").index(name)] for name in missing)
+  if missing:
+    variables = ", ".join(VARIABLES[name] for name in missing)
     raise ValueError(f"a run of several processes needs --{' --'.join(missing)} too (or {variables})")
-  return Place(*told)
+  return Place(**told)
 
 
 def _of_cluster() -> Place | None:

@@ -42,11 +42,13 @@ def free_port() -> int:
       return port
 
 
-def start(code: str, numbers: Sequence[int], n: int, port: int, seconds: float = 60) -> list[subprocess.Popen[str]]:
+def start(
+  code: str, numbers: Sequence[int], n: int, port: int, seconds: float = 60, program: str = PROGRAM
+) -> list[subprocess.Popen[str]]:
   """Start these processes of `n`; each runs `code` once all have joined."""
   told = {"PYTHONPATH": str(ROOT), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(n)}
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  command = [sys.executable, "-c", PROGRAM, str(seconds), code]
+  command = [sys.executable, "-c", program, str(seconds), code]
   return [subprocess.Popen(command, env=os.environ | told | {"JAX_PROCESS_ID": str(i)}, **pipes) for i in numbers]
 
 
@@ -60,8 +62,8 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, st
   return found
 
 
-def run(code: str, n: int = 2) -> list[tuple[int, str, str]]:
-  return ended(start(code, range(n), n, free_port()))
+def run(code: str, n: int = 2, program: str = PROGRAM) -> list[tuple[int, str, str]]:
+  return ended(start(code, range(n), n, free_port(), program=program))
 
 
 def test_a_barrier_waits_for_a_late_process():
@@ -154,7 +156,10 @@ def test_nobody_waits_for_a_process_that_has_ended():
 
 
 def test_whoever_ends_waits_for_those_who_still_work():
-  assert [code for code, *_ in run("time.sleep(0 if i else 6)")] == [0, 0]
+  impatient = "initialize = jax.distributed.initialize\njax.distributed.initialize = lambda *args: "
+  impatient += "initialize(*args, shutdown_timeout_seconds=2)\n"  # JAX itself waits for 300 seconds, and ends both then
+  program = PROGRAM.replace("place = ", f"import jax\n{impatient}place = ", 1)
+  assert [code for code, *_ in run("time.sleep(0 if i else 6)", program=program)] == [0, 0]
 
 
 def test_an_error_that_nobody_catches_is_told_however_long():

@@ -16,7 +16,7 @@ from selfrag_jax.train import goodput, loop
 from selfrag_jax.train.checkpoint import Checkpointer
 from selfrag_jax.train.goodput import Clock, describe
 from selfrag_jax.train.telemetry import Telemetry
-from tests.train.test_loop import METADATA, Walk, config
+from tests.train.walk import METADATA, Walk, config
 
 XLA = "/jax/core/compile/backend_compile_duration"
 

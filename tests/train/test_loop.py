@@ -1,11 +1,7 @@
 """The training loop: resumed = uninterrupted, and every way to stop leaves a good checkpoint."""
 
-import itertools
-import json
 import logging
-import os
 import shutil
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -19,85 +15,11 @@ from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train import checkpoint
 from selfrag_jax.train.alarm import CollapseError
 from selfrag_jax.train.data import batches
-from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, StopSignal, checkpoints, train
+from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, checkpoints, train
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, evaluate
-from selfrag_jax.train.state import TrainState
-
-METADATA = {"config": {"seed": 0}}
-STEPS = 12
-
-
-class Walk:
-  """A phase whose parameters walk by its batch and a random number; `on_step` may interfere with its metrics."""
-
-  name, best_metric = "walk", "score"
-
-  def __init__(self, steps: int = STEPS, on_step=lambda step, metrics: metrics):
-    self.total_steps, self.on_step, self.taken = steps, on_step, []
-    self._update = jax.jit(self._traced, donate_argnums=0)
-
-  def initial_state(self):
-    return TrainState(jnp.zeros((), jnp.int32), {"w": jnp.zeros(3)}, (), jax.random.key(7))
-
-  def abstract_state(self):
-    return jax.eval_shape(self.initial_state)
-
-  def batches(self, start):
-    return batches(lambda step: np.full(3, step, np.float32), start, self.total_steps)
-
-  def _traced(self, state, batch):
-    noise = jax.random.normal(jax.random.fold_in(state.key, state.step), (3,))
-    w = 0.9 * state.params["w"] + batch + noise
-    return state.replace(step=state.step + 1, params={"w": w}), {"loss": w.sum(), "tokens": 3}
-
-  def step(self, state, batch):
-    state, metrics = self._update(state, batch)
-    self.taken.append(int(state.step))
-    return state, self.on_step(self.taken[-1], metrics)
-
-  def evaluate(self, state):
-    return {"score": -abs(int(state.step) - 4)}  # best at step 4
-
-  def watch(self, step, metrics):
-    pass
-
-  def model_params(self, params):
-    return params
-
-  def metadata(self):
-    return {}
-
-  def model_work(self):
-    return None
-
-
-def config(**overrides):
-  return LoopConfig(**({"checkpoint_every": 3, "eval_every": 4} | overrides))
-
-
-def rows(workdir):
-  """Return the metrics of a run, apart from what the clock wrote."""
-  lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-  return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
-
-
-def saved_steps(workdir):
-  return sorted(int(folder.parent.name) for folder in checkpoints(workdir, "walk").glob("*/manifest.json"))
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp("uninterrupted")
-  return train(Walk(), workdir, config(), METADATA), rows(workdir)
-
-
-def assert_same_run(workdir, state, uninterrupted):
-  expected, metrics = uninterrupted
-  np.testing.assert_array_equal(state.params["w"], expected.params["w"])
-  assert int(state.step) == STEPS
-  assert rows(workdir) == metrics
+from tests.train.walk import METADATA, STEPS, Walk, assert_same_run, config, saved_steps
 
 
 def test_every_step_is_logged_evaluated_and_saved(tmp_path, uninterrupted):
@@ -142,93 +64,6 @@ def test_a_phase_watches_every_step_and_a_resumed_one_those_before_it(tmp_path, 
   resumed = Watched()
   assert_same_run(tmp_path, train(resumed, tmp_path, config(), METADATA), uninterrupted)
   assert resumed.seen == [(row["step"], row["loss"]) for row in uninterrupted[1] if "loss" in row]
-
-
-# 5 falls between the checkpoints, 8 on an evaluation, 12 is the last step
-@pytest.mark.parametrize("stop", [5, 8, 12])
-def test_sigterm_saves_at_the_step_and_ends_with_the_code(tmp_path, uninterrupted, stop):
-  def terminate(step, metrics):
-    if step == stop:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return metrics
-
-  before = signal.getsignal(signal.SIGTERM)
-  phase = Walk(on_step=terminate)
-  with pytest.raises(Preempted) as stopped:
-    train(phase, tmp_path, config(preempted_exit_code=75), METADATA)
-  assert stopped.value.code == 75
-  assert phase.taken[-1] == saved_steps(tmp_path)[-1] == stop
-  assert signal.getsignal(signal.SIGTERM) is before
-  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
-
-
-# 4 and 8 are evaluations on the way, at 12 the phase ends; 0 comes while its checkpoint is read
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stop", [4, 12, 0])
-def test_a_signal_that_comes_during_an_evaluation_or_a_restore_is_not_lost(tmp_path, uninterrupted, stop, number):
-  class Slow(Walk):
-    def abstract_state(self):
-      if not stop:
-        os.kill(os.getpid(), number)
-      return super().abstract_state()
-
-    def evaluate(self, state):
-      if int(state.step) == stop:
-        os.kill(os.getpid(), number)
-      return super().evaluate(state)
-
-  if not stop:
-    train(Walk(), tmp_path, config(), METADATA)
-  with pytest.raises((KeyboardInterrupt, Preempted)) as stopped:
-    train(Slow(), tmp_path, config(preempted_exit_code=75), METADATA)
-  assert stopped.type is (KeyboardInterrupt if number == signal.SIGINT else Preempted)
-  assert saved_steps(tmp_path)[-1] == min(stop + 1, STEPS) if stop else STEPS  # "after this step" is the one behind
-  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["while the state is copied", "while it is written"])
-def test_a_preemption_during_a_save_loses_neither_that_step_nor_the_next(tmp_path, uninterrupted, monkeypatch, begun):
-  name = "_commit" if begun else "save"
-  original = getattr(checkpoint.Checkpointer, name)
-
-  def interrupted(self, place, *args, **kwargs):
-    if str(place).endswith("3"):
-      os.kill(os.getpid(), signal.SIGTERM)
-    return original(self, place, *args, **kwargs)
-
-  monkeypatch.setattr(checkpoint.Checkpointer, name, interrupted)
-  with pytest.raises(Preempted):
-    train(Walk(), tmp_path, config(), METADATA)
-  monkeypatch.undo()
-  assert saved_steps(tmp_path)[0] == 3
-  assert len(saved_steps(tmp_path)) == 2
-  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
-
-
-def test_ctrl_c_saves_at_the_step(tmp_path, uninterrupted, capsys):
-  interrupt = lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) or metrics if step == 5 else metrics
-  before = signal.getsignal(signal.SIGINT)
-  phase = Walk(on_step=interrupt)
-  with pytest.raises(KeyboardInterrupt, match="step 5 of phase walk is saved"):
-    train(phase, tmp_path, config(), METADATA)
-  assert phase.taken[-1] == saved_steps(tmp_path)[-1] == 5
-  assert "Ctrl-C again stops at once" in capsys.readouterr().err
-  assert signal.getsignal(signal.SIGINT) is before
-  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
-
-
-def test_a_second_ctrl_c_stops_at_once(tmp_path, uninterrupted):
-  def interrupt(step, metrics):
-    for _ in range(2 if step == 5 else 0):
-      os.kill(os.getpid(), signal.SIGINT)
-    return metrics
-
-  phase = Walk(on_step=interrupt)
-  with pytest.raises(KeyboardInterrupt, match="at once"):
-    train(phase, tmp_path, config(), METADATA)
-  assert phase.taken[-1] == 5
-  assert saved_steps(tmp_path)[-1] < 5
-  assert_same_run(tmp_path, train(Walk(), tmp_path, config(), METADATA), uninterrupted)
 
 
 # 7 is an ordinary step, 9 and 12 would be saved
@@ -414,18 +249,3 @@ def test_a_phase_compiles_in_its_first_step_and_evaluation_only(tmp_path, compil
     wanted = rl.abstract_state().params
     same = jax.tree.map(lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim), state.params, wanted)
     assert all(jax.tree.leaves(same))
-
-
-def test_several_hosts_agree_on_a_number_that_grows_over_the_phases(monkeypatch):
-  """A host that is told to stop in the last steps of a phase stops in the next one, whose steps begin again."""
-  asked = []
-  monkeypatch.setattr(jax, "process_count", lambda: 2)
-  monkeypatch.setattr("selfrag_jax.train.loop._ASKED", itertools.count(1))
-  monkeypatch.setattr(
-    "selfrag_jax.train.loop.multihost_utils.reached_preemption_sync_point", lambda n: asked.append(n) or n == 5
-  )
-  stop = StopSignal()
-  assert [stop.asked() for _ in range(3)] == [False] * 3
-  following = StopSignal()
-  assert [following.asked() for _ in range(2)] == [False, True]
-  assert asked == [1, 2, 3, 4, 5]

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from selfrag_jax.train.loop import LoopConfig, NonFiniteLossError, Preempted, train
-from tests.train.test_loop import METADATA, Walk, config
+from tests.train.walk import METADATA, Walk, config
 
 
 def traced_steps(workdir):

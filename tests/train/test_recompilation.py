@@ -7,7 +7,7 @@ import pytest
 
 from selfrag_jax.mesh import batch_sharding, make_mesh, replicated
 from selfrag_jax.train.loop import train
-from tests.train.test_loop import METADATA, Walk, config
+from tests.train.walk import METADATA, Walk, config
 
 
 class Batches(Walk):
