@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from selfrag_jax.generate.sampling import SamplingConfig, sample
-from selfrag_jax.model.cache import init_cache
+from selfrag_jax.generate.step import begin, next_logits, read
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM
-from selfrag_jax.ragged import last_entries
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 MOST_NEW = 1 << 20  # tokens; the cache is allocated for the whole text at the start
@@ -49,25 +47,20 @@ def complete(
   `check_new_tokens`.
   """
   check_new_tokens(max_new_tokens)
-  lm = LM(model, unrolled=True)
   batch, time = prompts_BxT.shape
-  cache = init_cache(model, batch, time + max_new_tokens)
-  hidden, cache = lm.apply(params, prompts_BxT, lengths_B, cache, method="extend")
-  hidden = last_entries(jnp.asarray(hidden), lengths_B, jnp)
+  position = read(model, params, begin(model, batch, time + max_new_tokens), prompts_BxT, lengths_B)
   stops = jnp.asarray(stop_ids, jnp.int32)
 
   def step(carry):
-    i, tokens, lengths, running, hidden, cache = carry
-    logits = jnp.asarray(lm.apply(params, hidden, method="logits"))
+    i, tokens, lengths, running, position = carry
+    logits = next_logits(model, params, position)
     token = jnp.where(running, sample(jax.random.fold_in(key, i), logits, sampling), 0)
     tokens = tokens.at[:, i].set(token)
-    extended, cache = lm.apply(params, token[:, None], running.astype(jnp.int32), cache, method="extend")
-    hidden = jnp.where(running[:, None], extended[:, 0], hidden)
-    lengths += running
-    return i + 1, tokens, lengths, running & ~(token[:, None] == stops[None]).any(axis=1), hidden, cache
+    position = read(model, params, position, token[:, None], running.astype(jnp.int32))
+    return i + 1, tokens, lengths + running, running & ~(token[:, None] == stops[None]).any(axis=1), position
 
   tokens = jnp.zeros((batch, max_new_tokens), jnp.int32)
-  start = (jnp.int32(0), tokens, jnp.zeros(batch, jnp.int32), lengths_B > 0, hidden, cache)
+  start = (jnp.int32(0), tokens, jnp.zeros(batch, jnp.int32), lengths_B > 0, position)
   more = lambda carry: (carry[0] < max_new_tokens) & carry[3].any()
   _, tokens, lengths, *_ = jax.lax.while_loop(more, step, start)
   return Completion(tokens, lengths)

@@ -19,12 +19,11 @@ from flax import struct
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
 from selfrag_jax.generate.sampling import SamplingConfig, sample
+from selfrag_jax.generate.step import Position, begin, next_logits, read
 from selfrag_jax.mesh import constrain
-from selfrag_jax.model.cache import Cache, init_cache
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import token_log_probs
-from selfrag_jax.model.lm import LM
-from selfrag_jax.ragged import last_entries, length_mask
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.text.special import MAX_DOCUMENTS
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
@@ -132,12 +131,15 @@ class _State:
   tokens: Array
   sampled: Array
   log_probs: Array
-  cache: Cache
-  hidden: Array  # [B, D], the state of the last token
+  position: Position
   status: Array
   turn_start: Array
   searches: Array
   refused: Array
+
+  @property
+  def lengths(self) -> Array:
+    return self.position.cache.lengths
 
 
 def block_width(config: RolloutConfig, control: ControlTokens, document_tokens: int) -> int:
@@ -205,15 +207,15 @@ class Policy:
   config: RolloutConfig = struct.field(pytree_node=False)
   control: ControlTokens = struct.field(pytree_node=False)
 
-  def apply(self, *args: Any, method: str) -> Any:
-    return LM(self.model, unrolled=True).apply(self.params, *args, method=method)
+  def read(self, position: Position, tokens_BxT: Array, lengths_B: Array) -> Position:
+    return read(self.model, self.params, position, tokens_BxT, lengths_B)
 
 
 def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _State:
   """Read the prompts (right-padded) into fresh caches of `size` tokens."""
   batch, time = prompts_BxT.shape
   with jax.named_scope("prefill"):
-    hidden, cache = policy.apply(prompts_BxT, lengths_B, init_cache(policy.model, batch, size), method="extend")
+    position = policy.read(begin(policy.model, batch, size), prompts_BxT, lengths_B)
   real = length_mask(lengths_B, time, jnp)
   tokens = jnp.full((batch, size), policy.control.pad, jnp.int32)
   zeros = jnp.zeros((batch,), jnp.int32)
@@ -223,8 +225,7 @@ def start(policy: Policy, prompts_BxT: Array, lengths_B: Array, size: int) -> _S
     tokens=by_rows(tokens.at[:, :time].set(jnp.where(real, prompts_BxT, policy.control.pad))),
     sampled=by_rows(jnp.zeros((batch, size), bool)),
     log_probs=by_rows(jnp.zeros((batch, size), jnp.promote_types(policy.model.dtype, jnp.float32))),
-    cache=cache,
-    hidden=last_entries(hidden, lengths_B, jnp),
+    position=position,
     status=zeros,
     turn_start=lengths_B,
     searches=zeros,
@@ -246,9 +247,9 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
     state, key = carry
     key, sample_key = jax.random.split(key)
     with jax.named_scope("sample"):
-      logits = constrain(policy.apply(state.hidden, method="logits"), "batch", None)
+      logits = constrain(next_logits(policy.model, policy.params, state.position), "batch", None)
       token = sample(sample_key, logits, config.sampling)
-    at = state.cache.lengths
+    at = state.lengths
     first = jnp.take_along_axis(state.tokens, jnp.minimum(state.turn_start, size - 1)[:, None], axis=1)[:, 0]
     in_query = (at > state.turn_start) & (first == control.search_start)
     bound = 1 + jnp.where(in_query, config.max_query_tokens, config.max_answer_tokens)
@@ -260,7 +261,7 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
     running = state.status == RUNNING
     position = jnp.where(running, at, size)[:, None]
     with jax.named_scope("decode"):
-      hidden, cache = policy.apply(token[:, None], running.astype(jnp.int32), state.cache, method="extend")
+      after = policy.read(state.position, token[:, None], running.astype(jnp.int32))
     searching = in_query & (token == control.search_end)
     done = (token == control.answer_end) | (token == control.end)
     status = jnp.where(searching, SEARCHING, jnp.where(done, DONE, RUNNING))
@@ -268,8 +269,7 @@ def decode(policy: Policy, state: _State, key: PRNGKey) -> _State:
       tokens=_write(state.tokens, position, token[:, None]),
       sampled=_write(state.sampled, position, ~forced[:, None]),
       log_probs=_write(state.log_probs, position, log_prob[:, None].astype(state.log_probs.dtype)),
-      cache=cache,
-      hidden=jnp.where(running[:, None], hidden[:, 0], state.hidden),
+      position=after,
       status=jnp.where(running, status, state.status),
     )
     return state, key
@@ -291,7 +291,7 @@ def read_queries(policy: Policy, state: _State) -> tuple[Array, Array]:
   """Return the queries of the searching rows, tokens int32 [B, Q] and mask bool [B, Q]; the other rows are empty."""
   width = policy.config.max_query_tokens
   position = state.turn_start[:, None] + 1 + jnp.arange(width)[None, :]
-  inside = (position < state.cache.lengths[:, None] - 1) & (state.status == SEARCHING)[:, None]
+  inside = (position < state.lengths[:, None] - 1) & (state.status == SEARCHING)[:, None]
   tokens = jnp.take_along_axis(state.tokens, jnp.minimum(position, state.tokens.shape[1] - 1), axis=1)
   return jnp.where(inside, tokens, policy.control.pad), inside
 
@@ -309,7 +309,7 @@ def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget
   return state.replace(
     status=jnp.where(searching, RUNNING, state.status),
     # the forced opening of the answer is the first token of its turn
-    turn_start=jnp.where(searching, state.cache.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),
+    turn_start=jnp.where(searching, state.lengths - jnp.asarray(over_budget, jnp.int32), state.turn_start),
     searches=state.searches + jnp.asarray(searching & ~over_budget, jnp.int32),
     refused=state.refused | (searching & over_budget),
   )
@@ -318,20 +318,16 @@ def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget
 def _read(policy: Policy, state: _State, block_BxW: Array, lengths_B: Array) -> _State:
   """Extend the caches of the rows by their blocks of tokens, which are not sampled; a length of 0 changes nothing."""
   steps = jnp.arange(block_BxW.shape[1])[None, :]
-  at = jnp.where(steps < lengths_B[:, None], state.cache.lengths[:, None] + steps, state.tokens.shape[1])
+  at = jnp.where(steps < lengths_B[:, None], state.lengths[:, None] + steps, state.tokens.shape[1])
   with jax.named_scope("read"):
-    hidden, cache = policy.apply(block_BxW, lengths_B, state.cache, method="extend")
-  return state.replace(
-    tokens=_write(state.tokens, at, block_BxW),
-    cache=cache,
-    hidden=jnp.where((lengths_B > 0)[:, None], last_entries(hidden, lengths_B, jnp), state.hidden),
-  )
+    position = policy.read(state.position, block_BxW, lengths_B)
+  return state.replace(tokens=_write(state.tokens, at, block_BxW), position=position)
 
 
 def finish(state: _State, lengths_B: Array, slots: Array) -> Rollout:
   """Return the rollout of a batch whose rows are done; `lengths_B` are those of the prompts."""
   return Rollout(
-    state.tokens, state.sampled, state.log_probs, state.cache.lengths, lengths_B, slots, state.searches, state.refused
+    state.tokens, state.sampled, state.log_probs, state.lengths, lengths_B, slots, state.searches, state.refused
   )
 
 

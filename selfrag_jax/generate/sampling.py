@@ -6,7 +6,7 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from selfrag_jax.typing import Array, PRNGKey
+from selfrag_jax.typing import Array, ArrayLike, PRNGKey
 
 LEAST = 1e-6
 
@@ -53,3 +53,35 @@ def sample(key: PRNGKey, logits_BxV: Array, config: SamplingConfig) -> Array:
     least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
     logits = jnp.where(logits < least, lowest, logits)
   return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+
+
+def sample_rows(
+  keys_B: PRNGKey, logits_BxV: Array, temperature_B: ArrayLike, top_k_B: ArrayLike, top_p_B: ArrayLike
+) -> Array:
+  """Draw one token per row, each with a key and settings of its own, int32 [B].
+
+  The settings mean what those of `SamplingConfig` mean. A row's token does not depend on the other rows.
+  """
+  lowest = jnp.finfo(logits_BxV.dtype).min
+  temperature_B, top_k_B, top_p_B = map(jnp.asarray, (temperature_B, top_k_B, top_p_B))
+  is_greedy = temperature_B == 0
+  scaled = logits_BxV / jnp.where(is_greedy, 1, temperature_B)[:, None].astype(logits_BxV.dtype)
+
+  def cut(logits: Array) -> Array:
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    at = jnp.where(top_k_B > 0, jnp.minimum(top_k_B, logits.shape[1]), logits.shape[1]) - 1
+    kth = jnp.take_along_axis(ordered, at[:, None], axis=1)
+    ordered = jnp.where(ordered < kth, lowest, ordered)
+    probs = jax.nn.softmax(ordered, axis=-1)
+    kept = jnp.cumsum(probs, axis=-1) - probs < top_p_B[:, None]
+    least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < jnp.where((top_p_B < 1)[:, None], least, kth), lowest, logits)
+
+  def draw(logits: Array) -> Array:
+    # sorting a vocabulary takes longer than everything else here
+    logits = jax.lax.cond(((top_k_B > 0) | (top_p_B < 1)).any(), cut, lambda x: x, logits)
+    return jax.vmap(lambda key, row: jax.random.categorical(key, row))(keys_B, logits).astype(jnp.int32)
+
+  greedy = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+  drawn = jax.lax.cond(is_greedy.all(), lambda _: greedy, draw, scaled)
+  return jnp.where(is_greedy, greedy, drawn)

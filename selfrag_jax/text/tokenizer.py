@@ -101,6 +101,10 @@ class ByteTokenizer:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
     return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._decode_bytes)
 
+  def token_bytes(self) -> list[bytes]:
+    """Return the bytes of each ordinary token by its id; control tokens have none."""
+    return [b""] * len(SPECIAL_TOKENS) + [bytes([byte]) for byte in range(256)]
+
   def _decode_bytes(self, ids: Sequence[int]) -> str:
     return bytes(i - len(SPECIAL_TOKENS) for i in ids).decode(errors="replace")
 
@@ -234,6 +238,24 @@ class BPETokenizer:
   def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
     """Decode ids; bytes that are not UTF-8 become U+FFFD."""
     return decode_runs(checked_ids(ids, self.vocab_size), self.special, skip_special, self._rust.decode)
+
+  def token_bytes(self) -> list[bytes]:
+    """Return the bytes of each ordinary token by its id; control tokens and unused ids have none."""
+    pieces = [b""] * self.vocab_size
+    for piece, i in self._rust.get_vocab().items():
+      pieces[i] = b"".join(_BYTES.get(letter) or letter.encode() for letter in piece)
+    return pieces
+
+
+def _byte_letters() -> dict[str, bytes]:
+  """Return GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = [byte for byte in range(256) if byte not in printable]
+  letters = {chr(byte): bytes([byte]) for byte in printable}
+  return letters | {chr(256 + n): bytes([byte]) for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
 
 
 def splitting(digits: bool) -> dict[str, Any]:
