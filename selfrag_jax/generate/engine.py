@@ -312,13 +312,14 @@ class Engine:
     budget = self._read_tokens
     while self._waiting and budget > 0 and sum(job is not None for job in self._active) < self.slots:
       job, prompt = self._waiting[0], self._waiting[0].prompt
-      if prompt.row is None:
-        prompt.n_read, known = self._prefixes.find(prompt.ids)
+      row = prompt.row
+      if row is None:
+        prompt.n_read, row = self._prefixes.find(prompt.ids)
         prompt.reused = prompt.n_read
         room = self._bucket(len(prompt.ids))
-        prompt.row = _begin(self.config, 1, room) if known is None else _resized(known, FIRST, room)
+        row = _begin(self.config, 1, room) if row is None else _resized(row, FIRST, room)
       part = prompt.ids[prompt.n_read : prompt.n_read + budget]
-      row = prompt.row = self._read(prompt.row, part)
+      prompt.row = row = self._read(row, part)
       prompt.n_read += len(part)
       budget -= len(part)
       if prompt.n_read < len(prompt.ids):
