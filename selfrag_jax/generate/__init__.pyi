@@ -1,3 +1,6 @@
+from .engine import Engine as Engine
+from .generation import Generation as Generation
+from .generation import GenerationSettings as GenerationSettings
 from .host_rollout import rollout_on_host as rollout_on_host
 from .retrieve import make_retrieve as make_retrieve
 from .rollout import ControlTokens as ControlTokens
