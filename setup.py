@@ -19,6 +19,7 @@ def jax(extra: str = "", platform: str = "") -> list[str]:
 
 
 TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
+SERVE = ["llguidance>=1,<2"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
@@ -63,6 +64,7 @@ setup(
   ],
   extras_require={
     "test": [
+      *SERVE,
       *TEXTGRAD,
       *WEIGHTS,
       "diskcache>=5.6,<6",  # TextGrad's own tests give one as the cache of an engine
@@ -89,6 +91,7 @@ setup(
       "transformers>=5,<6",
     ],
     "weights": WEIGHTS,
+    "serve": SERVE,
     "textgrad": TEXTGRAD,
     "harness": ["lm_eval>=0.4.13,<0.5"],
     "parquet": ["pyarrow>=17,<27"],
