@@ -1,4 +1,5 @@
 from . import textgrad as textgrad
+from .answers import answer as answer
 from .encoders.hashed_words import HashingEncoder as HashingEncoder
 from .encoders.load import load_encoder as load_encoder
 from .generate.engine import Engine as Engine
