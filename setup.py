@@ -19,6 +19,7 @@ def jax(extra: str = "", platform: str = "") -> list[str]:
 
 
 TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
+SERVE = ["fastapi>=0.115,<1", "llguidance>=1,<2", "prometheus_client>=0.20,<1", "uvicorn>=0.34,<1"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
@@ -31,7 +32,7 @@ setup(
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
   package_data={
-    "selfrag_jax": ["py.typed", "*.pyi", "data/*/*", "reports/schemas/*.json"],
+    "selfrag_jax": ["py.typed", "*.pyi", "apps/serve/page/*", "data/*/*", "reports/schemas/*.json"],
     "selfrag_jax.*": ["*.pyi"],
   },
   install_requires=[
@@ -63,6 +64,7 @@ setup(
   ],
   extras_require={
     "test": [
+      *SERVE,
       *TEXTGRAD,
       *WEIGHTS,
       "diskcache>=5.6,<6",  # TextGrad's own tests give one as the cache of an engine
@@ -88,6 +90,7 @@ setup(
       "torch==2.13.0",
       "transformers>=5,<6",
     ],
+    "serve": [*SERVE, *WEIGHTS],
     "weights": WEIGHTS,
     "textgrad": TEXTGRAD,
     "harness": ["lm_eval>=0.4.13,<0.5"],
