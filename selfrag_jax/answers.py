@@ -75,7 +75,7 @@ class AnswerStream:
     self._needs_support, self._checks = require == "support" and checks, checks
     self._stream = CitedStream(len(self.sources), self._attribute)
     self._statements = 0
-    self._is_refusal = self._is_supported = False
+    self._is_refusal = self._is_supported = self._is_cut_off = False
 
   def cancel(self) -> None:
     """End the text before its next token."""
@@ -96,8 +96,9 @@ class AnswerStream:
         if held and not self._withholds:
           text, piece, held = text + held, held, ""
           yield piece
-      held += self._stream.end() if self._checks else ""
       reason = self._generation.finish_reason or "stop"
+      self._is_cut_off = reason == "cancelled"
+      held += self._stream.end() if self._checks else ""
       abstained = self._withholds or self._says_unknown or (reason == "stop" and not text + held)
       piece = UNKNOWN if self._withholds else held
       self.answer = self._finish(text + piece, reason, abstained)
@@ -122,6 +123,8 @@ class AnswerStream:
     self._statements += 1
     if says_unknown(statement):
       self._is_refusal |= self._statements == 1
+      return ()
+    if self._is_cut_off:
       return ()
     if written and not self._needs_support:
       self._is_supported = True  # the model says so

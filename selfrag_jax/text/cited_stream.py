@@ -34,6 +34,8 @@ class CitedStream:
     self._n, self._attribute = n_documents, attribute
     self._raw = ""  # the statement that is being written, with what is before and behind it
     self._done = 0  # characters of it that have been read
+    self._sentence: tuple[int, int] | None = None  # where its sentence begins and ends
+    self._last = 0  # where the last sentence that was found begins
     self._numbers: list[int] = []  # that it cites
     self._is_open = False  # whether a bracket is open
     self._is_cut = False  # whether a citation was taken out where the text goes on
@@ -58,31 +60,40 @@ class CitedStream:
   def _advance(self, limit: int, is_end: bool = False) -> str:
     """Read the text up to `limit`, and close the statements that are complete there."""
     before = len(self.text)
-    while True:
-      known = self._raw[:limit]
-      spans = sentence_spans(known)
-      worded = [(begin, end) for begin, end in spans if split_words(remove_citations(known[begin:end]))][:2]
-      if len(worded) < 2 and not is_end:
-        # marks and citations behind the end of a statement belong to it, so they wait until it is complete
-        self._write(self._read(max(worded[0][1] if worded else limit, self._done)))
-        break
-      end = worded[1][0] if len(worded) == 2 else limit
-      self._close(worded[0] if worded else None, end)
-      self._raw, self._done, limit = self._raw[end:], 0, limit - end
-      if len(worded) < 2:
-        break
+    while (following := self._next_statement(limit)) is not None:
+      self._close(following)
+      limit -= following
+    if is_end:
+      self._close(limit)
+    else:
+      # marks and citations behind the end of a statement belong to it, so they wait until it is complete
+      self._write(self._read(max(self._sentence[1] if self._sentence else limit, self._done)))
     return self.text[before:]
 
-  def _close(self, sentence: tuple[int, int] | None, end: int) -> None:
-    """Write a statement to its end with what follows, and the citations of both."""
-    begin, stop = sentence or (0, 0)
+  def _next_statement(self, limit: int) -> int | None:
+    """Find the sentence of the statement; return where the next sentence with a word begins, None if none has begun."""
+    start = self._last
+    for begin, end in sentence_spans(self._raw[start:limit]):
+      begin, end = start + begin, start + end
+      self._last = begin
+      if not split_words(remove_citations(self._raw[begin:end])):
+        continue
+      if self._sentence is not None and self._sentence[0] != begin:
+        return begin
+      self._sentence = begin, end
+    return None
+
+  def _close(self, end: int) -> None:
+    """Write the statement with what follows it, and the citations of both; the next one begins at `end`."""
+    begin, stop = self._sentence or (0, 0)
     self._write(self._read(max(stop, self._done)))
     rest = self._read(max(end, self._done))
     written, statement = list(dict.fromkeys(self._numbers)), remove_citations(self._raw[begin:stop])
     added = [n for n in self._attribute(statement, written) if n not in written] if statement else []
     self._write((" " + "".join(f"[{number}]" for number in added) if added else "") + rest)
     self.citations += [Citation(number, statement, number in added) for number in [*written, *added]]
-    self._numbers = []
+    self._raw, self._done, self._last = self._raw[end:], 0, 0
+    self._sentence, self._numbers = None, []
 
   def _read(self, end: int) -> str:
     """Return the text up to `end` with checked citations."""
