@@ -90,7 +90,7 @@ async function* events(response) {
         const data = line.slice(5).trim();
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
-        if (event.error) throw failure(Number(event.error.code) || 500, words(event));
+        if (event.error) throw new RequestError("failed", `The server ended this answer. It says: ${words(event)}`);
         yield event;
       }
     }

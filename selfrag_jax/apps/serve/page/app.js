@@ -80,8 +80,8 @@ function choose() {
 
 async function readServer() {
   const [found, bases, size] = await Promise.all([models(), knowledgeBases(), memorySize()]);
-  showModels(found.data.map(({ id }) => id));
-  find("open-memory").hidden = size === null;
+  showModels(found.data.filter(({ kind }) => kind !== "embeddings").map(({ id }) => id));
+  document.body.classList.toggle("no-memory", size === null);
   places = [
     { value: "", name: "Nothing", size: null },
     ...(size === null ? [] : [{ value: "memory", name: "Memory", size }]),

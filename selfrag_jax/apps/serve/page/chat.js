@@ -54,9 +54,9 @@ const whereFields = (where) => (where === "memory" ? { memory: true } : where ? 
 
 function completionBody(turn) {
   const { temperature, max_tokens, top_k, seed } = settings();
-  turn.longest = max_tokens;
-  const body = { model: hooks.place().model, messages: messages(turn), temperature, max_tokens, ...whereFields(turn.where) };
+  const body = { model: hooks.place().model, messages: messages(turn), temperature, ...whereFields(turn.where) };
   if (turn.where) body.top_k = top_k;
+  if (max_tokens !== null) body.max_tokens = max_tokens;
   if (seed !== null) body.seed = seed;
   return body;
 }

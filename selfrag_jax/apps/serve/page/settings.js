@@ -2,7 +2,7 @@
 
 import { load, save } from "./session.js";
 
-const DEFAULTS = { temperature: 0, max_tokens: 256, top_k: 5, seed: null };
+const DEFAULTS = { temperature: 0, max_tokens: null, top_k: 5, seed: null };
 const find = (id) => document.getElementById(id);
 const [dialog, form, keyDialog, keyForm] = ["settings", "settings-form", "key", "key-form"].map(find);
 

@@ -43,7 +43,7 @@ const STATES = {
   stopped: () => "Stopped.",
   failed: (turn) => turn.error.message,
   done: (turn) => {
-    if (turn.finish === "length") return `The answer reached its longest length, ${turn.longest} tokens. Settings can change that.`;
+    if (turn.finish === "length") return "The answer is cut here, at the longest length. Settings can change that.";
     return turn.answer.trim() ? "" : "The model answered with nothing.";
   },
   writing: () => "",
