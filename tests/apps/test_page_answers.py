@@ -75,7 +75,7 @@ def test_a_conversation_survives_a_reload_and_a_new_chat_can_be_undone(open_page
   page.click("#new-chat")
   assert page.locator(".turn").count() == 0
   assert page.is_visible("#empty")
-  page.click("text=Bring the old one back")
+  page.click("#notice >> text=Undo")
   assert page.inner_text(".asked") == "One?"
   page.click("#new-chat")
   page.reload()

@@ -16,7 +16,10 @@ const isAbort = (error) => error.name === "AbortError";
 function failure(status, message, wait) {
   const because = message ? ` It says: ${message}` : "";
   if (status === 401) {
-    return new RequestError("key", load("key", "") ? "The server does not accept this key." : "This server asks for a key.");
+    return new RequestError(
+      "key",
+      load("key", "") ? "The server does not accept this key." : "This server asks for a key.",
+    );
   }
   if (status === 429) {
     const seconds = Number(wait);

@@ -42,7 +42,10 @@ function showPlaces() {
   const group = element("optgroup");
   group.label = "Knowledge bases";
   group.append(...bases.map(option));
-  where.replaceChildren(...places.filter((place) => !bases.includes(place)).map(option), ...(bases.length ? [group] : []));
+  where.replaceChildren(
+    ...places.filter((place) => !bases.includes(place)).map(option),
+    ...(bases.length ? [group] : []),
+  );
   where.value = places.some((place) => place.value === chosen) ? chosen : "";
   if (where.value !== chosen) notice(`${visible(chosen.replace("kb:", ""))} is no longer there to search.`);
   showChoices();

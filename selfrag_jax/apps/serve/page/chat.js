@@ -50,7 +50,8 @@ function messages(last) {
   return [...before, { role: "user", content: last.question }];
 }
 
-const whereFields = (where) => (where === "memory" ? { memory: true } : where ? { knowledge_base: where.slice(3) } : {});
+const whereFields = (where) =>
+  where === "memory" ? { memory: true } : where ? { knowledge_base: where.slice(3) } : {};
 
 function completionBody(turn) {
   const { temperature, max_tokens, top_k, seed } = settings();
@@ -124,7 +125,10 @@ async function write(view) {
     if (error.name === "AbortError") {
       turn.state = "stopped";
     } else {
-      const { kind, message } = error instanceof RequestError ? error : { kind: "failed", message: `The answer could not be read: ${error.message}` };
+      const { kind, message } =
+        error instanceof RequestError
+          ? error
+          : { kind: "failed", message: `The answer could not be read: ${error.message}` };
       Object.assign(turn, { state: "failed", error: { kind, message } });
     }
   }
@@ -206,7 +210,8 @@ function newChat() {
   show([]);
   keep();
   question.focus();
-  if (old.length) notice("A new chat.", { label: "Bring the old one back", act: () => (show(old), keep(), toEnd(), question.focus()) });
+  if (old.length)
+    notice("This is a new chat.", { label: "Undo", act: () => (show(old), keep(), toEnd(), question.focus()) });
 }
 
 // The field is as high as its text, up to a third of the window.

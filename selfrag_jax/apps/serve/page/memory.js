@@ -9,7 +9,15 @@ import { scoreText } from "./turn.js";
 const PAGE = 20; // texts that are shown at once
 const PAUSE = 300; // milliseconds without a keystroke before a search
 const find = (id) => document.getElementById(id);
-const [panel, opener, list, status, more, recall, add] = ["memory", "open-memory", "memories", "memory-status", "more", "recall", "add"].map(find);
+const [panel, opener, list, status, more, recall, add] = [
+  "memory",
+  "open-memory",
+  "memories",
+  "memory-status",
+  "more",
+  "recall",
+  "add",
+].map(find);
 const isWide = matchMedia("(min-width: 64rem)");
 
 let reading = null; // the AbortController of the list that is being read
@@ -42,8 +50,11 @@ function tellOfList(message) {
 }
 
 function statusText(total, query) {
-  if (query) return total ? `${count(total, "text", "texts")} found, the closest first` : "Nothing like this is in the memory.";
-  return total ? count(total, "text", "texts") : "Nothing yet. What you add here can be found by every chat that searches the memory.";
+  if (query)
+    return total ? `${count(total, "text", "texts")} found, the closest first` : "Nothing like this is in the memory.";
+  return total
+    ? count(total, "text", "texts")
+    : "Nothing yet. What you add here can be found by every chat that searches the memory.";
 }
 
 // Read the list anew, or its next page.
@@ -84,7 +95,11 @@ function makeItem(memory) {
   passage.textContent = memory.text;
   part(".place").textContent = visible(memory.source ?? "").slice(0, 300);
   part(".score").textContent = typeof memory.score === "number" ? `score ${scoreText(memory.score)}` : "";
-  for (const [selector, verb] of [[".edit", "Edit"], [".delete", "Delete"], [".whole", "Show all"]]) {
+  for (const [selector, verb] of [
+    [".edit", "Edit"],
+    [".delete", "Delete"],
+    [".whole", "Show all"],
+  ]) {
     part(selector).setAttribute("aria-label", `${verb}: ${name}`);
   }
 
@@ -196,7 +211,13 @@ export function start(onChange) {
   find("add-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     const [text, source] = [find("add-text"), find("add-source")];
-    if (!(await attempt(() => remember(text.value.trim(), source.value.trim()), tellIn(find("add").querySelector(".problem"))))) return;
+    if (
+      !(await attempt(
+        () => remember(text.value.trim(), source.value.trim()),
+        tellIn(find("add").querySelector(".problem")),
+      ))
+    )
+      return;
     text.value = "";
     source.value = "";
     recall.value = "";

@@ -48,7 +48,8 @@ export function start(keyChanged) {
     save("settings", Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, number(name)])));
     dialog.close();
   });
-  for (const shown of [dialog, keyDialog]) shown.querySelector(".cancel").addEventListener("click", () => shown.close());
+  for (const shown of [dialog, keyDialog])
+    shown.querySelector(".cancel").addEventListener("click", () => shown.close());
   find("change-key").addEventListener("click", async () => {
     if (await askKey("Servers that were started with a key ask for it. Leave the field empty to use none.")) {
       showKey();

@@ -1,12 +1,15 @@
 // Text that nobody has checked, shown as text: no string ever becomes markup, and no link leaves the page.
 
 // Characters that reorder or hide their neighbours, which a file name could use to look like another one.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2069\ufeff]/g;
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 // One line of text with such characters written out.
 export function visible(text) {
   const escaped = (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
-  return String(text).replace(/[\t\n]+/g, " ").replace(HIDDEN, escaped);
+  return String(text)
+    .replace(/[\t\n]+/g, " ")
+    .replace(HIDDEN, escaped);
 }
 
 export function element(tag, text, className) {
@@ -20,7 +23,10 @@ export function element(tag, text, className) {
 export const copyOf = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
 const NUMBER = String.raw`(?:doc(?:ument)?[\s_]*)?\d{1,4}`;
-const INLINE = new RegExp(String.raw`\x60([^\x60\n]+)\x60|\*\*([^*\s](?:[^*\n]*[^*\s])?)\*\*|\[\s*(${NUMBER}(?:\s*[,;]\s*${NUMBER})*)\s*\]`, "gi");
+const INLINE = new RegExp(
+  String.raw`\x60([^\x60\n]+)\x60|\*\*([^*\s](?:[^*\n]*[^*\s])?)\*\*|\[\s*(${NUMBER}(?:\s*[,;]\s*${NUMBER})*)\s*\]`,
+  "gi",
+);
 const FENCE = /^\s*```/;
 const HEADING = /^#{1,6} +(.+)$/;
 
@@ -48,7 +54,7 @@ function inline(parent, text, link) {
   parent.append(text.slice(at));
 }
 
-// Blocks of a text: fenced code, headings, and paragraphs between blank lines. A fence that is still open is code already.
+// Blocks of a text: fenced code, headings, and paragraphs between blank lines. An open fence is code already.
 function blocks(text) {
   const found = [];
   let lines = null;

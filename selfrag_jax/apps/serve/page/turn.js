@@ -5,6 +5,8 @@ import { copyOf, count, showText, visible } from "./text.js";
 const SCORE = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 export const scoreText = (score) => (typeof score === "number" ? SCORE.format(score) : "–");
 
+const LONG = 1000; // characters of a passage that may need more room than it gets
+
 // What a passage is called: its title, or else the words it begins with.
 function titleOf(source) {
   const title = source.title || source.text || source.id || "";
@@ -24,6 +26,7 @@ function makeSource(source, id, isSearch) {
   part(".mark").textContent = isSearch ? "" : source.is_cited ? "cited" : "not cited";
   part(".value").textContent = scoreText(source.score);
   part(".passage").textContent = source.text;
+  if (source.text?.length > LONG) part(".passage").tabIndex = 0; // it scrolls, by keyboard too
   return item;
 }
 
@@ -35,7 +38,9 @@ export function sourcesText(sources) {
 // An answer as it is copied: the text, and the sources that it cites.
 export function textToCopy(turn) {
   const cited = (turn.sources ?? []).filter((source) => source.is_cited);
-  const lines = cited.map((source) => `[${source.number}] ${[titleOf(source), placeOf(source)].filter(Boolean).join(", ")}`);
+  const lines = cited.map(
+    (source) => `[${source.number}] ${[titleOf(source), placeOf(source)].filter(Boolean).join(", ")}`,
+  );
   return [turn.answer, ...(lines.length ? [lines.join("\n")] : [])].join("\n\n");
 }
 
