@@ -18,9 +18,9 @@ def test_a_citation_leads_to_its_source(open_page, stand_in):
   assert page.locator(".citation").all_text_contents() == ["[1]", "1", "3"]  # there is no source 7
   assert page.inner_text(".sources h3") == "3 passages read, 2 cited"
   assert [" ".join(row.split()) for row in page.locator(".sources summary").all_inner_texts()] == [
-    "1 Title 1 notes.txt:1 cited score 0.90",
-    "2 Title 2 notes.txt:2 not cited score 0.80",
-    "3 Title 3 notes.txt:3 cited score 0.70",
+    "1 Title 1 notes.txt:1 Passage 1. cited score 0.90",
+    "2 Title 2 notes.txt:2 Passage 2. not cited score 0.80",
+    "3 Title 3 notes.txt:3 Passage 3. cited score 0.70",
   ]
   page.locator(".citation").nth(2).click()
   assert page.is_visible("text=Passage 3.")

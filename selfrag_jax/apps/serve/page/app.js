@@ -85,6 +85,7 @@ async function readServer() {
   const [found, bases, size] = await Promise.all([models(), knowledgeBases(), memorySize()]);
   showModels(found.data.filter(({ kind }) => kind !== "embeddings").map(({ id }) => id));
   document.body.classList.toggle("no-memory", size === null);
+  memory.showSize(size);
   places = [
     { value: "", name: "Nothing", size: null },
     ...(size === null ? [] : [{ value: "memory", name: "Memory", size }]),
@@ -132,6 +133,7 @@ async function watch(error) {
 }
 
 function setMemorySize(size) {
+  memory.showSize(size);
   const place = places.find(({ value }) => value === "memory");
   if (!place || place.size === size) return;
   place.size = size;

@@ -74,10 +74,15 @@ export async function refresh({ isMore = false } = {}) {
     more.hidden = offset + data.length >= total || !data.length;
     if (isMore) items[0]?.querySelector(".edit").focus();
     if (!query) {
-      if (!total) add.open = true;
       changed(total);
     }
   }, tellOfList);
+}
+
+// An empty memory has nothing to search, and something to add.
+export function showSize(total) {
+  find("recall-form").hidden = total === 0;
+  if (total === 0) add.open = true;
 }
 
 // A long passage is cut by the style sheet; a button shows the rest.
@@ -182,7 +187,7 @@ export function start(onChange) {
   opener.addEventListener("click", () => {
     if (panel.open) return close();
     open();
-    recall.focus();
+    (find("recall-form").hidden ? find("add-text") : recall).focus();
     return refresh();
   });
   find("close-memory").addEventListener("click", close);

@@ -7,10 +7,12 @@ export const scoreText = (score) => (typeof score === "number" ? SCORE.format(sc
 
 const LONG = 1000; // characters of a passage that may need more room than it gets
 
+const shorten = (text, length) => (text.length > length ? `${text.slice(0, length - 1).trimEnd()}…` : text);
+
 // What a passage is called: its title, or else the words it begins with.
 function titleOf(source) {
-  const title = source.title || source.text || source.id || "";
-  return visible(title).trim().slice(0, 200) || "A passage without a title";
+  const title = visible(source.title || source.text || source.id || "").trim();
+  return shorten(title, 120) || "A passage without a title";
 }
 
 const placeOf = (source) => visible(source.source ?? "").slice(0, 300);
@@ -23,10 +25,11 @@ function makeSource(source, id, isSearch) {
   part(".number").textContent = source.number;
   part(".title").textContent = titleOf(source);
   part(".place").textContent = placeOf(source);
+  part(".snippet").textContent = source.title ? visible(source.text.slice(0, 300)) : ""; // or it is the title already
   part(".mark").textContent = isSearch ? "" : source.is_cited ? "cited" : "not cited";
   part(".value").textContent = scoreText(source.score);
   part(".passage").textContent = source.text;
-  if (source.text?.length > LONG) part(".passage").tabIndex = 0; // it scrolls, by keyboard too
+  if (source.text.length > LONG) part(".passage").tabIndex = 0; // it scrolls, by keyboard too
   return item;
 }
 
