@@ -19,6 +19,7 @@ def jax(extra: str = "", platform: str = "") -> list[str]:
 
 
 TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
+SERVE = ["fastapi>=0.115,<1", "llguidance>=1,<2", "prometheus_client>=0.20,<1", "uvicorn>=0.34,<1"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
@@ -31,7 +32,7 @@ setup(
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
   package_data={
-    "selfrag_jax": ["py.typed", "*.pyi", "data/*/*", "reports/schemas/*.json"],
+    "selfrag_jax": ["py.typed", "*.pyi", "apps/serve/page/*", "data/*/*", "reports/schemas/*.json"],
     "selfrag_jax.*": ["*.pyi"],
     "selfrag_jax.apps.serve": ["page/*"],
   },
@@ -64,6 +65,7 @@ setup(
   ],
   extras_require={
     "test": [
+      *SERVE,
       *TEXTGRAD,
       *WEIGHTS,
       "axe-playwright-python>=0.1.4,<0.2",  # what the web page lacks for people with disabilities
@@ -92,6 +94,7 @@ setup(
       "transformers>=5,<6",
     ],
     "weights": WEIGHTS,
+    "serve": [*SERVE, *WEIGHTS],
     "textgrad": TEXTGRAD,
     "harness": ["lm_eval>=0.4.13,<0.5"],
     "parquet": ["pyarrow>=17,<27"],

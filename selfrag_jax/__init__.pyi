@@ -1,6 +1,8 @@
 from . import textgrad as textgrad
+from .answers import answer as answer
 from .encoders.hashed_words import HashingEncoder as HashingEncoder
 from .encoders.load import load_encoder as load_encoder
+from .generate.engine import Engine as Engine
 from .generate.host_rollout import rollout_on_host as rollout_on_host
 from .generate.rollout import RolloutConfig as RolloutConfig
 from .generate.rollout import rollout as rollout

@@ -1,3 +1,6 @@
+from .engine import Engine as Engine
+from .generation import Generation as Generation
+from .generation import GenerationSettings as GenerationSettings
 from .host_rollout import rollout_on_host as rollout_on_host
 from .retrieve import make_retrieve as make_retrieve
 from .rollout import ControlTokens as ControlTokens
@@ -6,5 +9,7 @@ from .rollout import RolloutConfig as RolloutConfig
 from .rollout import control_tokens as control_tokens
 from .sampling import SamplingConfig as SamplingConfig
 from .sampling import sample as sample
+from .tools import Calculator as Calculator
+from .tools import Search as Search
 from .transcript import Transcript as Transcript
 from .transcript import read_transcripts as read_transcripts

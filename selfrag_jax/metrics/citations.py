@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from selfrag_jax.metrics.rule_checker import supports
+from selfrag_jax.metrics.rule_checker import THRESHOLD, RuleChecker, supports
 from selfrag_jax.metrics.sentences import HasText, split_sentences, split_words, texts_of
 
 Supports = Callable[[str, str], bool]  # does a premise support a claim?
@@ -48,6 +48,12 @@ def remove_citations(text: str) -> str:
   return "".join([*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]).strip()
 
 
+def find_citations(text: str) -> Iterator[tuple[int, int, list[int]]]:
+  """Yield where each citation of a text begins and ends, and its numbers."""
+  for citation in _CITATION.finditer(text):
+    yield citation.start(), citation.end(), list(map(_read_number, _DIGITS.findall(citation[0])))
+
+
 def extract_citations_from_response(response: str) -> list[Statement]:
   """Return the statements of a response, each with the numbers that it cites.
 
@@ -56,9 +62,10 @@ def extract_citations_from_response(response: str) -> list[Statement]:
   """
   found: list[tuple[str, list[int]]] = []
   for sentence in split_sentences(response):
-    text, numbers = remove_citations(sentence), list(_numbers(sentence))
+    text, numbers = remove_citations(sentence), [n for _, _, cited in find_citations(sentence) for n in cited]
     if found and not (split_words(text) and split_words(found[-1][0])):
-      text, numbers = found[-1][0] or text, found.pop()[1] + numbers
+      before, cited = found.pop()
+      text, numbers = (text if split_words(text) else before or text), cited + numbers
     found.append((text, numbers))
   return [Statement(text, tuple(dict.fromkeys(numbers))) for text, numbers in found]
 
@@ -87,14 +94,27 @@ def citation_scores(
   return CitationScores(recall, precise / total if total else 0.0, len(statements), total)
 
 
+def find_support(statement: str, documents: Sequence[str | HasText], *, limit: int = 3) -> list[int]:
+  """Return the numbers of the documents that support a statement, the best first, or of two that do so together.
+
+  These are citations for a statement without any (the post-hoc citations of ALCE), by `rule_checker.RuleChecker`.
+  """
+  texts, checker = texts_of(documents), RuleChecker()
+  scores = {number: checker.score(statement, [text]) for number, text in enumerate(texts, 1)}
+  by_score = sorted(scores, key=lambda number: -scores[number])
+  if alone := [number for number in by_score if scores[number] >= THRESHOLD][:limit]:
+    return alone
+  if limit < 2 or not by_score or not scores[by_score[0]]:
+    return []
+  first = by_score[0]
+  together = {other: checker.score(statement, [texts[first - 1], texts[other - 1]]) for other in by_score[1:]}
+  best = max(together, key=together.__getitem__, default=None)
+  return [first, best] if best is not None and together[best] >= THRESHOLD else []
+
+
 def _is_relevant(number: int, cited: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> bool:
   """Tell whether a citation supports the statement alone, or the others do not support it without this one."""
   return len(cited) == 1 or holds([number]) or not holds([other for other in cited if other != number])
-
-
-def _numbers(text: str) -> Iterator[int]:
-  for citation in _CITATION.finditer(text):
-    yield from map(_read_number, _DIGITS.findall(citation[0]))
 
 
 def _read_number(digits: str) -> int:

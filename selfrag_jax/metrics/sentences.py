@@ -1,7 +1,7 @@
 """Sentences and words of English text, found by rules that take linear time and never fail."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 # Brackets after the end mark belong to the sentence before them: "Paris is large.[1] London is larger." The look-behind
@@ -27,14 +27,29 @@ def texts_of(documents: Sequence[str | HasText]) -> list[str]:
 
 def split_sentences(text: str) -> list[str]:
   """Split a text after end marks and at line breaks; abbreviations and initials end no sentence."""
-  sentences, begin = [], 0
+  return [text[begin:end] for begin, end in sentence_spans(text)]
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+  """Return where the sentences of `split_sentences` begin and end, without the white space around them."""
+  spans, begin = [], 0
+  for end in [*_ends(text), len(text)]:
+    sentence = text[begin:end]
+    if bare := sentence.strip():
+      start = begin + len(sentence) - len(sentence.lstrip())
+      spans.append((start, start + len(bare)))
+    begin = end
+  return spans
+
+
+def _ends(text: str) -> Iterator[int]:
+  begin = 0
   for match in _END.finditer(text):
     end = match.end()
     if match[0] == "." and _ABBREVIATION.search(text[max(begin, end - _LONGEST) : end]):
       continue
-    sentences.append(text[begin:end].strip())
+    yield end
     begin = end
-  return [sentence for sentence in [*sentences, text[begin:].strip()] if sentence]
 
 
 def split_words(text: str) -> list[str]:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from selfrag_jax.metrics import Statement, citation_scores, extract_citations_from_response
+from selfrag_jax.metrics.citations import find_support
 from selfrag_jax.retrieval import Document
 
 
@@ -180,3 +181,23 @@ def test_another_wrong_citation_never_helps_and_another_right_one_never_harms():
     assert worse.precision < base.precision
     assert better.recall >= base.recall
     assert better.precision >= base.precision
+
+
+def test_a_line_without_a_word_swallows_no_statement():
+  text = "-\nIt is so [1].\n---\nIt is not [2]."
+  assert extract_citations_from_response(text) == [Statement("It is so.", (1,)), Statement("It is not.", (2,))]
+
+
+def test_documents_that_support_a_statement_are_found():
+  oslo, king, both = "Oslo is the capital of Norway.", "Norway has a king. He lives far away.", "Ships carry corn."
+  assert find_support("Oslo is the capital of Norway.", [king, oslo, both]) == [2]
+  assert find_support("Oslo is the capital of Norway.", [king, oslo, oslo, oslo, oslo]) == [2, 3, 4]
+  assert find_support("Oslo is the capital of Norway.", [oslo] * 5, limit=1) == [1]
+  assert find_support("Rome is the capital of Italy.", [oslo, king, both]) == []
+  assert find_support("Oslo is not the capital of Norway.", [oslo]) == []
+  assert find_support("", [oslo]) == find_support("Oslo.", []) == []
+  apart = ["Ada Baker wrote the long green book.", "The green book won a silver prize in Paris."]
+  claim = "Ada Baker wrote the long green book, which won a silver prize in Paris."
+  assert sorted(find_support(claim, [oslo, *apart])) == [2, 3]  # together
+  assert find_support(claim, [oslo, *apart], limit=1) == []
+  assert find_support(claim, [Document("1", content=oslo), Document("2", content=" ".join(apart))]) == [2]
