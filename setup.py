@@ -19,6 +19,7 @@ def jax(extra: str = "", platform: str = "") -> list[str]:
 
 
 TEXTGRAD = ["graphviz>=0.20,<1", "openai>=1.60,<3"]
+SERVE = ["fastapi>=0.115,<1", "llguidance>=1,<2", "prometheus_client>=0.20,<1", "uvicorn>=0.34,<1"]
 WEIGHTS = ["gguf>=0.17,<1", "huggingface_hub>=0.34,<2", "tokenizers>=0.21,<1"]
 
 setup(
@@ -31,8 +32,9 @@ setup(
   python_requires=">=3.11,<3.14",
   packages=find_packages(include=["selfrag_jax", "selfrag_jax.*"]),
   package_data={
-    "selfrag_jax": ["py.typed", "*.pyi", "data/*/*", "reports/schemas/*.json"],
+    "selfrag_jax": ["py.typed", "*.pyi", "apps/serve/page/*", "data/*/*", "reports/schemas/*.json"],
     "selfrag_jax.*": ["*.pyi"],
+    "selfrag_jax.apps.serve": ["page/*"],
   },
   install_requires=[
     "absl-py~=2.5",
@@ -63,8 +65,10 @@ setup(
   ],
   extras_require={
     "test": [
+      *SERVE,
       *TEXTGRAD,
       *WEIGHTS,
+      "axe-playwright-python>=0.1.4,<0.2",  # what the web page lacks for people with disabilities
       "diskcache>=5.6,<6",  # TextGrad's own tests give one as the cache of an engine
       "hypothesis>=6.100,<7",
       "ipykernel>=6.29,<8",
@@ -73,6 +77,7 @@ setup(
       "import-linter>=2.3,<3",
       "lm_eval[hf]>=0.4.13,<0.5",  # with peft, an oracle as well
       "nbclient>=0.10,<1",
+      "playwright>=1.49,<2",  # drives the system's Chromium; brings no browser of its own
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",
       "pytest-xdist>=3.6,<4",
@@ -89,6 +94,7 @@ setup(
       "transformers>=5,<6",
     ],
     "weights": WEIGHTS,
+    "serve": [*SERVE, *WEIGHTS],
     "textgrad": TEXTGRAD,
     "harness": ["lm_eval>=0.4.13,<0.5"],
     "parquet": ["pyarrow>=17,<27"],

@@ -8,7 +8,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.augment import Order, Pooling, augment, embed, input_logits, memory_tokens
+from selfrag_jax.generate.base import Base
 from selfrag_jax.generate.complete import complete
 from selfrag_jax.generate.host_rollout import pad_documents
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
@@ -28,7 +29,6 @@ from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
 from selfrag_jax.ragged import length_mask, pad_rows, pad_to_powers, power_of_two
 from selfrag_jax.text.rows import check_ordinary, encode, input_rows
-from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 IGNORED = -100  # a label that is not predicted
@@ -84,17 +84,6 @@ def lm_loss(logits_BxTxV: Array, labels_BxT: Array) -> Array:
   counted = targets != IGNORED
   losses = -token_log_probs(logits_BxTxV[:, :-1], jnp.where(counted, targets, 0))
   return jnp.sum(jnp.where(counted, losses, 0)) / jnp.maximum(jnp.sum(counted), 1)
-
-
-class Base(Protocol):
-  """The protocol of a base model, such as `train.load.LoadedModel`."""
-
-  @property
-  def config(self) -> ModelConfig: ...
-  @property
-  def params(self) -> Params: ...
-  @property
-  def tokenizer(self) -> Tokenizer | None: ...
 
 
 class Output(NamedTuple):

@@ -9,5 +9,7 @@ from .rollout import RolloutConfig as RolloutConfig
 from .rollout import control_tokens as control_tokens
 from .sampling import SamplingConfig as SamplingConfig
 from .sampling import sample as sample
+from .tools import Calculator as Calculator
+from .tools import Search as Search
 from .transcript import Transcript as Transcript
 from .transcript import read_transcripts as read_transcripts

@@ -28,7 +28,7 @@ class GenerationSettings(Checked):
   temperature: float = 0.0
   top_k: Natural = 0
   top_p: float = 1.0
-  stop: tuple[str, ...] | None = None
+  stop: Sequence[str] = ()
   seed: Seed = 0
   schema: Mapping[str, Any] | None = None
   tools: Any = ()
@@ -37,6 +37,8 @@ class GenerationSettings(Checked):
   def __post_init__(self):
     super().__post_init__()
     SamplingConfig(self.temperature, self.top_k, self.top_p)  # raises ValueError
+    if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+      raise ValueError(f"stop is {self.stop!r:.80}; give a list of texts, none of them empty")
     if not all(isinstance(tool, Tool) for tool in self.tools):
       raise ValueError(f"tools are {self.tools!r:.80}; give objects that answer a query when they are called")
 

@@ -9,6 +9,7 @@ import numpy as np
 from selfrag_jax.text.tokenizer import Tokenizer
 
 LONGEST = 100_000  # characters of a schema
+COMPACT: Any = {"whitespace_flexible": False}  # small models write blanks without end where a schema allows them
 
 
 class Vocabulary:
@@ -60,7 +61,8 @@ class Grammar:
     if len(text) > LONGEST:
       raise ValueError(f"the schema has {len(text):,} characters; at most {LONGEST:,} are read")
     self._words = len(vocabulary.everything)
-    self._matcher = LLMatcher(vocabulary.tokens, LLMatcher.grammar_from_json_schema(text), log_level=0)
+    grammar = LLMatcher.grammar_from_json_schema(text, defaults=COMPACT)
+    self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0)
     self._check("the schema cannot be followed")
 
   @property

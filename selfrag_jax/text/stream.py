@@ -16,9 +16,7 @@ class TextStream:
   """
 
   def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
-    """Raises ValueError for a stop string without a character: every text has one."""
-    if not all(stop):
-      raise ValueError("a stop string is empty; leave it out, or give at least one character")
+    """stop: texts of at least one character."""
     self._tokenizer, self._stop = tokenizer, tuple(stop)
     self._ids: list[int] = []
     self._start = self._known = 0  # the window that is decoded anew, and its part whose text is known
@@ -48,9 +46,10 @@ class TextStream:
 
   def _release(self, whole: str) -> str:
     """Return what is certain of a window's text, of which the known part has been released."""
-    self._held += whole[len(self._decoded(self._known)) :]
-    # one token before the new ones stays in the window: whether a space comes before a token depends on it
-    self._start, self._known = self._known, len(self._ids)
+    new = whole[len(self._decoded(self._known)) :]
+    # what was new stays in the window: whether a space comes before the next token depends on it
+    self._start, self._known = self._known if new else self._start, len(self._ids)
+    self._held += new
     text = self._held
     if ends := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
       self.stopped, self._held = True, ""

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import chisquare
+from scipy.stats import chi2_contingency, chisquare
 
-from selfrag_jax.generate.sampling import SamplingConfig, sample
+from selfrag_jax.generate.sampling import SamplingConfig, sample, sample_rows
 from selfrag_jax.model.likelihood import token_log_probs
 
 PROBS = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
@@ -81,3 +81,34 @@ def test_the_written_gradient_of_a_log_probability_is_the_derived_one(temperatur
     written = value(lambda logits: token_log_probs(logits, tokens, temperature))
     np.testing.assert_allclose(written(logits), value(derived)(logits), rtol=1e-12)
     np.testing.assert_allclose(jax.grad(written)(logits), jax.grad(value(derived))(logits), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    SamplingConfig(),
+    SamplingConfig(top_k=2),
+    SamplingConfig(top_k=99),
+    SamplingConfig(top_p=0.64),
+    SamplingConfig(top_k=3, top_p=0.75),
+    SamplingConfig(temperature=0.3, top_p=0.9),
+    SamplingConfig(temperature=0.0, top_k=3),
+  ],
+)
+def test_rows_with_settings_of_their_own_draw_as_batches_with_one_setting_do(config):
+  keys = jax.random.split(jax.random.key(0), 8000)
+  # every second row has other settings, which must not matter
+  settings = [(config.temperature, 0.7), (config.top_k, 4), (config.top_p, 0.5)]
+  of_rows = [jnp.asarray(np.resize(pair, 8000)) for pair in settings]
+  rows = sample_rows(keys, LOGITS[:1].repeat(8000, axis=0), *of_rows)
+  drawn, expected = np.bincount(rows[::2], minlength=5), frequencies(config)
+  assert ((drawn > 0) == (expected > 0)).all()
+  if (both := np.stack([drawn, expected])[:, expected > 0]).shape[1] > 1:
+    assert chi2_contingency(both).pvalue > 1e-3
+
+
+def test_a_row_draws_the_same_whatever_is_beside_it():
+  key = jax.random.split(jax.random.key(3), 2)
+  alone = sample_rows(key[:1], LOGITS[:1], jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
+  beside = sample_rows(key, LOGITS[:2], jnp.asarray([1.0, 0.5]), jnp.asarray([0, 2]), jnp.asarray([1, 0.5]))
+  assert alone[0] == beside[0]

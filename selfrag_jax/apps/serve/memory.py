@@ -1,0 +1,104 @@
+"""The memory of the server: a store in a folder, whose changes are on the disk when they are acknowledged."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from selfrag_jax.apps.serve.embedder import Embedder
+from selfrag_jax.apps.serve.errors import APIError, invalid
+from selfrag_jax.memory.journal import StoreError, is_free
+from selfrag_jax.memory.records import Chunk
+from selfrag_jax.memory.store import MemoryStore
+
+T = TypeVar("T")
+SAME = 0.999  # the least cosine of two embeddings of one text by the same encoder
+RELATED = 0.1  # the least score of a text that a look through the memory shows for a query
+MAX_CHUNKS = 10_000  # the oldest go when it is full
+
+
+class Memory:
+  """A `MemoryStore` behind a thread of its own."""
+
+  def __init__(self, store: MemoryStore):
+    self.store = store
+    self._worker = ThreadPoolExecutor(1, thread_name_prefix="memory")
+
+  async def do(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Call a function of the store in its thread. Raises APIError in place of the store's errors."""
+    call = lambda: function(*args, **options)
+    try:
+      return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+    except KeyError as error:
+      raise APIError(404, str(error.args[0]), param="id", code="memory_not_found") from None
+    except ValueError as error:
+      raise invalid(error) from None
+    except OSError as error:
+      raise APIError(507, f"the memory could not be written, and is as it was: {error.strerror}") from None
+    except StoreError as error:
+      raise APIError(503, f"the memory is closed: {error}") from None
+
+  async def search(self, query: str, top_k: int, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the texts that are most similar to a query, best first."""
+    return [*map(as_result, await self.do(self.store.search, query, top_k, where=where))]
+
+  async def page(self, query: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return some of the texts, the newest first, or those like a query, the closest first; and how many there are."""
+    if query.strip():
+      found = await self.do(self.store.search, query, max(len(self.store), 1), min_score=RELATED)
+      return [*map(as_result, found[offset : offset + limit])], len(found)
+    return await self.do(self._newest, limit, offset)
+
+  def _newest(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+    ids = self.store.ids[::-1]
+    return [as_result(self.store.get(id)) for id in ids[offset : offset + limit]], len(ids)
+
+  def close(self) -> None:
+    """Finish what is being changed, and give the folder back."""
+    self._worker.shutdown()
+    self.store.close()
+
+
+def as_result(chunk: Chunk) -> dict[str, Any]:
+  """Return a text of the memory as it is written to clients."""
+  metadata = dict(chunk.metadata)
+  return {
+    "id": chunk.id,
+    "title": "",
+    "text": chunk.text,
+    "source": str(metadata["source"]),
+    "score": chunk.score,
+    "key": chunk.key,
+    "metadata": metadata,
+  }
+
+
+def open_memory(folder: str, embedder: Embedder) -> Memory:
+  """Open the memory in a folder, which is made if it is missing.
+
+  Raises FolderInUseError if another process writes to it, StoreError for a folder that holds something else, and
+  ValueError for texts that were embedded by another encoder.
+  """
+  # a store on the host: a search of so few texts takes less than a call to a device
+  options: dict[str, Any] = {"backend": "numpy", "encoder": embedder, "fsync": True}
+  if is_free(folder):
+    return Memory(MemoryStore(embedder.width, MAX_CHUNKS, path=folder, **options))
+  store = MemoryStore.load(folder, **options)
+  try:
+    if store.settings["d_model"] != embedder.width or not _is_same(store, embedder):
+      raise ValueError(f"{folder} was not written with the encoder {embedder.name}; name the one that wrote it")
+  except BaseException:
+    store.close()  # gives the folder back
+    raise
+  return Memory(store)
+
+
+def _is_same(store: MemoryStore, embedder: Embedder) -> bool:
+  """Tell whether an encoder embeds the newest text of a store as the store holds it."""
+  if not len(store):
+    return True
+  newest = store.ids[-1]
+  then, now = store.vectors([newest])[0], embedder([store.get(newest).text])[0]
+  return bool(now @ then >= SAME * np.linalg.norm(now) * np.linalg.norm(then))
