@@ -85,7 +85,7 @@ class Engine:
     self.config, self.tokenizer = model.config, chosen
     self.template = template or find_template(chosen) or COMPACT
     self.context_tokens = min(context_tokens or CONTEXT * 1024, model.context_tokens or context_tokens or CONTEXT)
-    self._read_tokens, self._steps = read_tokens, steps
+    self.slots, self._read_tokens, self._steps = slots, read_tokens, steps
     self._ends = [*dict.fromkeys(i for i in end_ids(chosen, self.config.vocab_size)[:0:-1] if i is not None)]
     special = chosen.special
     self._query_start, self._query_end = special["<|search_start|>"], special["<|search_end|>"]
