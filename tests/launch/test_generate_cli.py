@@ -1,12 +1,15 @@
 """`launch/generate.py` as a user meets it: it remembers a text, answers and explains; mistakes are one line."""
 
 import json
+import os
+import sys
 
+import pexpect
 import pytest
 
 from configs import memory
 from selfrag_jax.experiments import self_rag
-from tests.launching import launch
+from tests.launching import ROOT, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 
@@ -47,6 +50,39 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
   assert {chunk["place"] for chunk in second["chunks"]} == {f"{facts}:1", f"{facts}:2"}
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_terminal_gets_a_chat_whose_answers_can_be_kept(workdir, tmp_path):
+  facts, told = tmp_path / "facts.txt", tmp_path / "answers.jsonl"
+  facts.write_text("Ada Baker: amber\nOtto Cross: quartz\n")
+  flags = [f"--model={workdir}", f"--remember={facts}", f"--output={told}", "--max_new_tokens=2", "--explain"]
+  env = {**os.environ, "TERM": "dumb"}
+  chat = pexpect.spawn(
+    sys.executable,
+    ["launch/generate.py", *flags],
+    encoding="utf-8",
+    timeout=300,
+    env=env,
+    cwd=ROOT,
+    dimensions=(24, 500),
+  )
+  chat.expect(f"remembered {facts}: 2 chunks")
+  chat.expect("The memory holds 2 texts")
+  chat.expect("> ")
+  chat.sendline("Ada Baker:")
+  chat.expect(rf"\[1\]  [+-]0\.\d+  #\d  {facts}:\d  (Ada|Otto)")
+  chat.expect("> ")
+  chat.sendline("/load nowhere")
+  chat.expect("error: this model reads its memory alone: /remember the texts of nowhere")
+  chat.expect("> ")
+  chat.sendline("/quit")
+  chat.expect(pexpect.EOF)
+  chat.close()
+  assert chat.exitstatus == 0
+  [record] = [json.loads(line) for line in told.read_text().splitlines()]
+  run = generate(*flags[:2], "--max_new_tokens=2", "--prompt=Ada Baker:")
+  assert run.stdout == f"Ada Baker: {record['answer']}\n"  # a chat and a prompt get the same
+
+
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
@@ -62,6 +98,11 @@ def test_a_run_remembers_answers_and_explains(workdir, tmp_path):
     (["--model=nowhere", "--output=missing/a.html"], "error: missing/a.html: there is no folder missing; make it"),
     (["--model=FOLDER", "--memory=configs"], "manifest.json is missing: the folder holds no store"),
     (["--model=FOLDER", "--memory=README.md"], "README.md is a file or lies below one; a store is a folder"),
+    (["--model=FOLDER", "--encoder=hashing-512"], "error: --encoder=hashing-512: this model finds chunks by its own"),
+    (
+      ["--model=FOLDER", "--knowledge_base=kb"],
+      "error: --knowledge_base=kb: this model finds chunks by its own states",
+    ),
     (["--model=FOLDER", "--top_k=0"], "error: flag --top_k=0: 0 is not a positive integer"),
     (["--model=FOLDER", "--top_p=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
     (["--model=FOLDER", "--temperature=nan"], "error: need temperature 0 or >= 1e-06, top_k >= 0 and 1e-06 <= top_p"),
