@@ -34,6 +34,7 @@ setup(
   package_data={
     "selfrag_jax": ["py.typed", "*.pyi", "apps/serve/page/*", "data/*/*", "reports/schemas/*.json"],
     "selfrag_jax.*": ["*.pyi"],
+    "selfrag_jax.apps.serve": ["page/*"],
   },
   install_requires=[
     "absl-py~=2.5",
@@ -67,6 +68,7 @@ setup(
       *SERVE,
       *TEXTGRAD,
       *WEIGHTS,
+      "axe-playwright-python>=0.1.4,<0.2",  # what the web page lacks for people with disabilities
       "diskcache>=5.6,<6",  # TextGrad's own tests give one as the cache of an engine
       "hypothesis>=6.100,<7",
       "ipykernel>=6.29,<8",
@@ -75,6 +77,7 @@ setup(
       "import-linter>=2.3,<3",
       "lm_eval[hf]>=0.4.13,<0.5",  # with peft, an oracle as well
       "nbclient>=0.10,<1",
+      "playwright>=1.49,<2",  # drives the system's Chromium; brings no browser of its own
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",
       "pytest-xdist>=3.6,<4",
