@@ -19,9 +19,9 @@ KNOWLEDGE_BASE = flags.DEFINE_multi_string("knowledge_base", [], "NAME=FOLDER of
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; one that others reach needs API keys.")
 PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0: a free one.", lower_bound=0)
 API_KEYS = flags.DEFINE_string("api_keys", None, "A file of API keys, one a line.")
+SLOTS = flags.DEFINE_integer("slots", 16, "The most texts that are written at once.", lower_bound=1)
 CONTEXT_TOKENS = flags.DEFINE_integer("context_tokens", None, "The most tokens of a prompt and its text (the model's).")
 LIMITS = {  # fields of ServerSettings
-  "slots": flags.DEFINE_integer("slots", 16, "The most texts that are written at once."),
   "max_waiting": flags.DEFINE_integer("max_waiting", 64, "The most texts that wait for a slot; 429 beyond."),
   "max_tokens": flags.DEFINE_integer("max_tokens", 4096, "The most tokens that a request may ask for."),
   "max_body_bytes": flags.DEFINE_integer("max_body_bytes", 1 << 20, "The longest body; 413 beyond."),
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
   from selfrag_jax.apps.serve.run import bind, open_services, serve
 
   held = bind(settings, keys)  # an address that cannot be had is an error before the model is loaded
-  options = {"name": NAME.value, "phase": PHASE.value, "context_tokens": CONTEXT_TOKENS.value}
+  options = {"name": NAME.value, "phase": PHASE.value, "slots": SLOTS.value, "context_tokens": CONTEXT_TOKENS.value}
   kept = {"encoder": ENCODER.value, "memory": MEMORY.value, "knowledge_bases": KNOWLEDGE_BASE.value}
   serve(open_services(MODEL.value, **options, **kept, keys=keys, settings=settings), held)
 

@@ -31,6 +31,7 @@ def services(
   knowledge_bases: tuple[str, ...] = (),
   keys: tuple[str, ...] = (),
   kind: str = "hybrid",
+  slots: int = 4,
   settings: dict[str, Any] | None = None,
 ) -> Any:
   """Return the services of a server around a tiny model."""
@@ -45,8 +46,8 @@ def services(
 
   embedder, bases = Embedder(), open_knowledge_bases(knowledge_bases)
   kept = open_memory(memory, embedder) if memory else None
-  chosen = ServerSettings(**{"slots": 4, **(settings or {})})
-  return Services(Engine(tiny(kind), slots=chosen.slots), MODEL, embedder, kept, bases, Keys(keys), chosen)
+  engine, chosen = Engine(tiny(kind), slots=slots), ServerSettings(**(settings or {}))
+  return Services(engine, MODEL, embedder, kept, bases, Keys(keys), chosen)
 
 
 @contextlib.contextmanager

@@ -218,7 +218,7 @@ def slow_engine(monkeypatch):
 
 
 def test_a_full_queue_is_a_429_and_ends(slow_engine):
-  with running(settings={"slots": 1, "max_waiting": 1}) as (url, has), httpx.Client(base_url=url, timeout=60) as asking:
+  with running(slots=1, settings={"max_waiting": 1}) as (url, has), httpx.Client(base_url=url, timeout=60) as asking:
     long = {**CHAT, "max_tokens": 400, "stream": True}
     with asking.stream("POST", "/v1/chat/completions", json=long) as first:
       assert next(first.iter_lines())

@@ -53,6 +53,7 @@ def open_services(
   *,
   name: str | None = None,
   phase: str | None = None,
+  slots: int = 16,
   context_tokens: int | None = None,
   encoder: str | None = None,
   memory: str | None = None,
@@ -71,7 +72,7 @@ def open_services(
   loaded, _ = open_model(model, phase)
   if loaded.tokenizer is None:
     raise ValueError(f"{model} has no tokenizer: put its tokenizer.json beside the weights")
-  engine = Engine(loaded, slots=settings.slots, context_tokens=context_tokens)
+  engine = Engine(loaded, slots=slots, context_tokens=context_tokens)
   kept = open_memory(memory, embedder) if memory else None
   return Services(engine, name or Path(model).name, embedder, kept, bases, keys, settings)
 

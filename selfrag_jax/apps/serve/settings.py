@@ -11,8 +11,7 @@ class ServerSettings(Checked):
   """Where the server listens, and its limits.
 
   max_body_bytes: a longer body is refused. body_seconds: the time that a body may take to arrive.
-  slots: texts that the engine writes at once. max_waiting: texts that may wait for a slot; a request for more is
-  refused, to be tried again.
+  max_waiting: texts that may wait for a slot of the engine; a request for more is refused, to be tried again.
   max_tokens: the most tokens that a request may ask for, in each of its texts. request_seconds: the most time for the
   texts of a request. shutdown_seconds: the time that running requests get to finish when the server is stopped.
   reload_seconds: how often knowledge bases are looked at for a newer version.
@@ -22,7 +21,6 @@ class ServerSettings(Checked):
   port: Natural = 8000
   max_body_bytes: Count = 1 << 20
   body_seconds: Positive = 30.0
-  slots: Count = 16
   max_waiting: Natural = 64
   max_tokens: Count = 4096
   request_seconds: Positive = 300.0
