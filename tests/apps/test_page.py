@@ -8,16 +8,6 @@ import time
 import flax.linen as nn
 import jax
 import pytest
-
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
-from selfrag_jax.retrieval import Document, create
-from selfrag_jax.text.tokenizer import ByteTokenizer
-from selfrag_jax.train.load import LoadedModel
-from tests.apps.stand_in import SETTLED, ask
-
-pytest.importorskip("fastapi", reason="the server needs pip install -e '.[serve]'")
-
 import uvicorn
 
 from selfrag_jax.apps.serve.app import create_app
@@ -28,6 +18,12 @@ from selfrag_jax.apps.serve.memory import open_memory
 from selfrag_jax.apps.serve.services import Services
 from selfrag_jax.apps.serve.settings import ServerSettings
 from selfrag_jax.generate.engine import Engine
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.retrieval import Document, create
+from selfrag_jax.text.tokenizer import ByteTokenizer
+from selfrag_jax.train.load import LoadedModel
+from tests.apps.stand_in import SETTLED, ask
 
 TOKENIZER = ByteTokenizer()
 KEY = "a-key-of-32-letters-and-numbers1"
