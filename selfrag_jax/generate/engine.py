@@ -20,6 +20,9 @@ from selfrag_jax.generate.grammar import Grammar, Vocabulary
 from selfrag_jax.generate.job import Job, Prompt, rows_of
 from selfrag_jax.generate.prefixes import PrefixCache
 from selfrag_jax.generate.tools import Reply
+from selfrag_jax.mesh import platform
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import turn
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.text.chat import (
   COMPACT,
@@ -32,6 +35,7 @@ from selfrag_jax.text.chat import (
 )
 from selfrag_jax.text.rows import input_rows
 from selfrag_jax.text.tokenizer import Tokenizer
+from selfrag_jax.typing import Params
 
 CONTEXT = 2048  # tokens, for a model that has no limit of its own
 NOTHING, NO_MORE = "Nothing was found.", "No more searches."
@@ -81,7 +85,7 @@ class Engine:
     self.config, self.tokenizer = model.config, chosen
     self.template = template or find_template(chosen) or COMPACT
     self.context_tokens = min(context_tokens or CONTEXT * 1024, model.context_tokens or context_tokens or CONTEXT)
-    self._read_tokens, self._steps = read_tokens, steps
+    self.slots, self._read_tokens, self._steps = slots, read_tokens, steps
     self._ends = [*dict.fromkeys(i for i in end_ids(chosen, self.config.vocab_size)[:0:-1] if i is not None)]
     special = chosen.special
     self._query_start, self._query_end = special["<|search_start|>"], special["<|search_end|>"]
@@ -90,7 +94,7 @@ class Engine:
     self._lock, self._arrived, self._closed = threading.RLock(), threading.Event(), False
     self._incoming: deque[Job] = deque()
     self._waiting: deque[Job] = deque()
-    self._batch = SlotBatch[Job](model.config, _unstack(model.config, model.params), slots, lambda job: job.needs)
+    self._batch = SlotBatch[Job](model.config, _laid_out(model.config, model.params), slots, lambda job: job.needs)
 
   # --- what callers use ---
 
@@ -363,4 +367,9 @@ class Engine:
     return Grammar(self._vocabulary, schema)
 
 
-_unstack = jax.jit(unstack, static_argnums=0)
+def _for_decoding(config: ModelConfig, params: Params) -> Params:
+  layers = unstack(config, params)
+  return turn(layers) if platform() == "cpu" else layers
+
+
+_laid_out = jax.jit(_for_decoding, static_argnums=0)

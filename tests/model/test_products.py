@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from selfrag_jax.generate.step import begin, next_logits, read
 from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.layers import turn
 from selfrag_jax.model.likelihood import sequence_log_probs
-from selfrag_jax.model.lm import init_params
+from selfrag_jax.model.lm import init_params, unstack
 from selfrag_jax.model.products import product
 
 
@@ -61,3 +63,26 @@ def test_a_model_with_rounded_products_has_about_the_same_loss_and_gradient(patt
   assert near != exact
   cosine = gradient @ rounded_gradient / np.linalg.norm(gradient) / np.linalg.norm(rounded_gradient)
   assert cosine > 0.999
+
+
+@pytest.mark.parametrize("pattern", ["T", "M"])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("matmul_dtype", [None, "bfloat16"])
+def test_turned_weights_extend_caches_as_the_plain_ones_do(pattern, rows, matmul_dtype):
+  config = ModelConfig(
+    40, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, block_pattern=pattern, ssm_state=8, ssm_head_dim=16,
+    mlp_dim=24, matmul_dtype=matmul_dtype,
+  )  # fmt: skip
+  plain = unstack(config, nn.unbox(init_params(config, jax.random.key(0))))
+  turned = turn(plain)
+  shape = lambda params, name: jax.tree.leaves(params["params"]["layers_0"]["mixer"][name])[0].shape
+  name = "q" if pattern == "T" else "in_proj"
+  assert shape(turned, name) == (*shape(plain, name)[1:], 16)
+  tokens, lengths = np.arange(rows * 3).reshape(rows, 3) % 40, np.arange(rows) % 4
+  states = [
+    jax.jit(read, static_argnums=0)(config, params, begin(config, rows, 8), tokens, lengths)
+    for params in (plain, turned)
+  ]
+  logits = [next_logits(config, *pair) for pair in zip((plain, turned), states, strict=True)]
+  for ours, theirs in zip(*map(jax.tree.leaves, ((states[1], logits[1]), (states[0], logits[0]))), strict=True):
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 if matmul_dtype is None else 2e-3)

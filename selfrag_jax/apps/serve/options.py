@@ -39,7 +39,7 @@ def settings_of(body: Sampling, max_new_tokens: int) -> GenerationSettings:
       max_new_tokens=max_new_tokens,
       temperature=temperature if temperature >= LEAST else 0.0,
       top_p=1.0 if top_p is None else max(top_p, LEAST),
-      stop=tuple(stop) if stop else None,
+      stop=tuple(stop or ()),
       seed=secrets.randbits(62) if body.seed is None else body.seed & LARGEST_INT,
       schema=_schema(body),
     )
