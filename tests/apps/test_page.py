@@ -8,16 +8,6 @@ import time
 import flax.linen as nn
 import jax
 import pytest
-
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
-from selfrag_jax.retrieval import Document, create
-from selfrag_jax.text.tokenizer import ByteTokenizer
-from selfrag_jax.train.load import LoadedModel
-from tests.apps.stand_in import SETTLED, ask
-
-pytest.importorskip("fastapi", reason="the server needs pip install -e '.[serve]'")
-
 import uvicorn
 
 from selfrag_jax.apps.serve.app import create_app
@@ -28,8 +18,15 @@ from selfrag_jax.apps.serve.memory import open_memory
 from selfrag_jax.apps.serve.services import Services
 from selfrag_jax.apps.serve.settings import ServerSettings
 from selfrag_jax.generate.engine import Engine
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.model.lm import init_params
+from selfrag_jax.retrieval import Document, create
+from selfrag_jax.text.tokenizer import ByteTokenizer
+from selfrag_jax.train.load import LoadedModel
+from tests.apps.stand_in import SETTLED, ask
 
 TOKENIZER = ByteTokenizer()
+LONG = 30_000  # tokens: an answer of so many does not end before a test stops it
 KEY = "a-key-of-32-letters-and-numbers1"
 LAST = ".turn:last-child"
 
@@ -54,8 +51,10 @@ def start(model, tmp_path):
       bases = open_knowledge_bases([f"letters={tmp_path / 'letters'}"])
       embedder = Embedder()
       memory = open_memory(str(tmp_path / "memory"), embedder)
-      engine = Engine(model, slots=2, context_tokens=8192)
-      services = Services(engine, "tiny", embedder, memory, bases, Keys(tuple(keys)), ServerSettings(**settings))
+      engine = Engine(model, slots=2, context_tokens=1 << 15)
+      services = Services(
+        engine, "tiny", embedder, memory, bases, Keys(tuple(keys)), ServerSettings(max_tokens=LONG, **settings)
+      )
       server = uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning", timeout_graceful_shutdown=1))
       held = socket.create_server(("127.0.0.1", port))
       thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})
@@ -92,7 +91,7 @@ def limit(page, tokens):
 def test_an_answer_is_streamed_and_can_be_stopped(new_page, start):
   address, _ = start()
   page = opened(new_page, address)
-  limit(page, 3000)
+  limit(page, LONG)
   page.fill("#question", "Tell me everything.")
   page.press("#question", "Enter")
   text = page.locator(f"{LAST} .text")
@@ -207,7 +206,7 @@ def test_a_server_that_is_busy_says_so(new_page, start):
   address, _ = start(max_waiting=0)
   pages = [opened(new_page, address) for _ in range(3)]  # the engine has two slots
   for page in pages:
-    limit(page, 3000)
+    limit(page, LONG)
   for page in pages[:2]:
     page.fill("#question", "Take a while.")
     page.press("#question", "Enter")
@@ -224,7 +223,7 @@ def test_a_server_that_is_busy_says_so(new_page, start):
 def test_a_server_that_is_started_again_goes_on(new_page, start):
   address, end = start()
   page = opened(new_page, address)
-  limit(page, 3000)
+  limit(page, LONG)
   page.fill("#question", "Tell me everything.")
   page.press("#question", "Enter")
   page.wait_for_selector(f"{LAST} .text:not(:empty)")
