@@ -78,7 +78,15 @@ def open_services(
 
 
 class _Server(uvicorn.Server):
-  """A server whose process ends by itself after a signal: with the exit code 0, as it was asked to stop."""
+  """A server that tells its address once it answers, and ends by itself after a signal, with the exit code 0."""
+
+  def __init__(self, config: uvicorn.Config, address: str):
+    super().__init__(config)
+    self._address = address
+
+  async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    await super().startup(sockets)
+    print(self._address, flush=True)
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:
@@ -107,6 +115,5 @@ def configure(services: Services) -> uvicorn.Config:
 def serve(services: Services, held: socket.socket) -> None:
   """Answer requests until SIGTERM or Ctrl-C; then finish what runs, as far as there is time, and close everything."""
   host, port = held.getsockname()[:2]
-  address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-  print(f"{printable(services.model)} at {address}", flush=True)
-  asyncio.run(_Server(configure(services)).serve(sockets=[held]))
+  address = f"{printable(services.model)} at http://{f'[{host}]' if ':' in host else host}:{port}"
+  asyncio.run(_Server(configure(services), address).serve(sockets=[held]))
