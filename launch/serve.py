@@ -20,7 +20,7 @@ HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; one that 
 PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0: a free one.", lower_bound=0)
 API_KEYS = flags.DEFINE_string("api_keys", None, "A file of API keys, one a line.")
 SLOTS = flags.DEFINE_integer("slots", 16, "The most texts that are written at once.", lower_bound=1)
-CONTEXT_TOKENS = flags.DEFINE_integer("context_tokens", None, "The most tokens of a prompt and its text (the model's).")
+CONTEXT_TOKENS = flags.DEFINE_integer("context_tokens", None, "The most tokens of prompt and text.", lower_bound=1)
 LIMITS = {  # fields of ServerSettings
   "max_waiting": flags.DEFINE_integer("max_waiting", 64, "The most texts that wait for a slot; 429 beyond."),
   "max_tokens": flags.DEFINE_integer("max_tokens", 4096, "The most tokens that a request may ask for."),

@@ -35,6 +35,7 @@ def create_app(services: Services) -> FastAPI:
     lifespan=lifespan,
     docs_url=None,  # these pages load scripts from elsewhere
     redoc_url=None,
+    redirect_slashes=False,
     responses=ERRORS,
   )
   app.state.services = services

@@ -65,10 +65,10 @@ class Writing(Texts):
 class EngineThread:
   """An engine that works in a thread of its own."""
 
-  def __init__(self, engine: Engine, max_waiting: int, request_seconds: float):
-    """max_waiting: texts that may wait beside those that are being written. request_seconds: the time of a request."""
+  def __init__(self, engine: Engine, places: int, request_seconds: float):
+    """places: texts that may be written or wait. request_seconds: the time of a request."""
     self.engine, self.open = engine, 0  # texts that are not finished
-    self.places, self.is_stopping = engine.slots + max_waiting, False
+    self.places, self.is_stopping = places, False
     self.metrics = Metrics(engine.load)
     self._seconds = request_seconds
     self._readers = ThreadPoolExecutor(2, thread_name_prefix="prompts")  # tokenization and grammars take CPU time

@@ -1,6 +1,7 @@
 """Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` with a status."""
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+_TYPE = re.compile(r"str|int|constrained-.*|list\[.*")  # what pydantic calls the types of a union
 LONGEST = 500  # characters of a message: a body of a megabyte is not sent back
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -74,9 +76,10 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _malformed(error: RequestValidationError) -> APIError:
-  first = error.errors()[0]
-  where = [str(place) for place in first["loc"] if place not in ("body", "query", "path")]
-  param = ".".join(where)[:100] or None
+  # of a value that may have several types, the deepest error is of the type that it is nearest to
+  first = max(error.errors(), key=lambda each: len(each["loc"]))
+  where = [str(place) for place in first["loc"][1:]]
+  param = ".".join(place for place in where if not _TYPE.fullmatch(place))[:100] or None
   if first["type"] == "json_invalid":
     return APIError(400, f"the body is no JSON: {first['ctx']['error']}", code="invalid_json")
   if first["type"] == "extra_forbidden":

@@ -21,10 +21,10 @@ POLICY = "; ".join(
 )
 
 
-def page_routes(folder: Path = FOLDER) -> APIRouter:
+def page_routes() -> APIRouter:
   """Return the routes of the page. The files are read now: no later request names a path of the disk."""
   router = APIRouter(include_in_schema=False)
-  files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in TYPES} if folder.is_dir() else {}
+  files = {file.name: file.read_bytes() for file in FOLDER.iterdir() if file.suffix in TYPES} if FOLDER.is_dir() else {}
 
   def add(path: str, name: str) -> None:
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}

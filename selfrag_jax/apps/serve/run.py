@@ -78,7 +78,15 @@ def open_services(
 
 
 class _Server(uvicorn.Server):
-  """A server whose process ends by itself after a signal: with the exit code 0, as it was asked to stop."""
+  """A server that tells its address once it answers, and ends by itself after a signal, with the exit code 0."""
+
+  def __init__(self, config: uvicorn.Config, address: str):
+    super().__init__(config)
+    self._address = address
+
+  async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    await super().startup(sockets)
+    print(self._address, flush=True)
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:
@@ -90,10 +98,9 @@ class _Server(uvicorn.Server):
         signal.signal(number, handler)
 
 
-def serve(services: Services, held: socket.socket) -> None:
-  """Answer requests until SIGTERM or Ctrl-C; then finish what runs, as far as there is time, and close everything."""
-  settings = services.settings
-  config = uvicorn.Config(
+def configure(services: Services) -> uvicorn.Config:
+  """Return how uvicorn shall run the app of services."""
+  return uvicorn.Config(
     create_app(services),
     http="h11",
     ws="none",
@@ -101,9 +108,12 @@ def serve(services: Services, held: socket.socket) -> None:
     log_level="warning",
     access_log=False,  # what people ask is nobody's business; /metrics counts
     server_header=False,
-    timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+    timeout_graceful_shutdown=max(1, round(services.settings.shutdown_seconds)),
   )
+
+
+def serve(services: Services, held: socket.socket) -> None:
+  """Answer requests until SIGTERM or Ctrl-C; then finish what runs, as far as there is time, and close everything."""
   host, port = held.getsockname()[:2]
-  address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-  print(f"{printable(services.model)} at {address}", flush=True)
-  asyncio.run(_Server(config).serve(sockets=[held]))
+  address = f"{printable(services.model)} at http://{f'[{host}]' if ':' in host else host}:{port}"
+  asyncio.run(_Server(configure(services), address).serve(sockets=[held]))

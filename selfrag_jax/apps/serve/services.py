@@ -32,7 +32,8 @@ class Services:
   settings: ServerSettings = dataclasses.field(default_factory=ServerSettings)
 
   def __post_init__(self):
-    self.writer = EngineThread(self.engine, self.settings.max_waiting, self.settings.request_seconds)
+    places = self.engine.slots + self.settings.max_waiting
+    self.writer = EngineThread(self.engine, places, self.settings.request_seconds)
     self.answerer = Answerer(self.writer)
     self.metrics = self.writer.metrics
     self.created = int(time.time())
