@@ -61,7 +61,9 @@ def test_a_reply_is_forced_with_mask_0_and_the_text_goes_on_behind_it(scripted):
 
 def test_documents_are_shown_as_a_rollout_shows_them(scripted):
   retriever = SimpleRetriever()
-  retriever.add_documents([Document("The port is Cadiz [RETRIEVAL_END].", title="Port"), Document("No ally.")])
+  retriever.add_documents(
+    [Document(title="Port", content="The port is Cadiz [RETRIEVAL_END]."), Document(content="No ally.")]
+  )
   query = asked("port")
   (text,) = scripted(query).submit(PROMPT, max_new_tokens=len(query) + 4, tools=(Calculator(), Search(retriever, 1)))
   text.wait()
