@@ -46,7 +46,8 @@ def services(
 
   embedder, bases = Embedder(), open_knowledge_bases(knowledge_bases)
   kept = open_memory(memory, embedder) if memory else None
-  engine, chosen = Engine(tiny(kind), slots=slots), ServerSettings(**(settings or {}))
+  # a small cache of prefixes: tests look at how the memory of the process grows
+  engine, chosen = Engine(tiny(kind), slots=slots, prefix_cache_bytes=1 << 22), ServerSettings(**(settings or {}))
   return Services(engine, MODEL, embedder, kept, bases, Keys(keys), chosen)
 
 
