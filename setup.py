@@ -34,7 +34,6 @@ setup(
   package_data={
     "selfrag_jax": ["py.typed", "*.pyi", "apps/serve/page/*", "data/*/*", "reports/schemas/*.json"],
     "selfrag_jax.*": ["*.pyi"],
-    "selfrag_jax.apps.serve": ["page/*"],
   },
   install_requires=[
     "absl-py~=2.5",

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from selfrag_jax.generate.engine import Engine
@@ -56,6 +56,11 @@ def find_sources(memory: Any, query: str, top_k: int) -> list[Source]:
     raise ValueError(
       f"a {type(memory).__name__} finds no texts; give a retriever, a RetrievalManager, a MemoryStore or a SelfRAGModel"
     )
+  return as_sources(found)
+
+
+def as_sources(found: Iterable[Document | Chunk]) -> list[Source]:
+  """Number documents and chunks from 1 on; those without a text are left out."""
   sources = [_source(each) for each in found]
   said = [source for source in sources if source.text.strip() or source.title.strip()]
   return [dataclasses.replace(source, number=number) for number, source in enumerate(said, 1)]

@@ -1,6 +1,7 @@
 """An engine whose model writes what a test says, and a tokenizer of bytes with the marks of a chat template."""
 
 import dataclasses
+import time
 
 from selfrag_jax.generate.generation import Generation, GenerationSettings
 from selfrag_jax.text.chat import CHATML, render_for_completion
@@ -17,13 +18,16 @@ class ChatBytes(ByteTokenizer):
 
 
 class ScriptedEngine:
-  """Writes the given texts one after the other, `step` characters a round; `prompts` are those that it was given."""
+  """Writes the given texts one after the other, `step` characters a round; `prompts` are those that it was given.
 
-  def __init__(self, *texts, context_tokens=4096, template=CHATML, step=3, error=None):
+  `delay` is the time of a round in seconds, `at_round` a function that is called with the number of each.
+  """
+
+  def __init__(self, *texts, context_tokens=4096, template=CHATML, step=3, error=None, delay=0.0, at_round=None):
     self.tokenizer, self.template, self.context_tokens = ChatBytes(), template, context_tokens
     self.texts, self.step, self.error = list(texts), step, error
     self.prompts, self.prompt_ids, self.settings, self.rounds = [], [], [], 0
-    self._left = {}
+    self.delay, self.at_round, self._left = delay, at_round, {}
 
   def render(self, conversation):
     return render_for_completion(self.tokenizer, conversation, self.template)
@@ -43,6 +47,9 @@ class ScriptedEngine:
     if not generation._pieces and generation.is_done:
       return False
     self.rounds += 1
+    time.sleep(self.delay)
+    if self.at_round:
+      self.at_round(self.rounds)
     left = self._left[generation]
     if generation.is_cancelled:
       generation._finish("cancelled")

@@ -4,6 +4,7 @@ python tests/serving.py '{"memory": "FOLDER", "settings": {"port": 0}}'
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ def services(
   keys: tuple[str, ...] = (),
   kind: str = "hybrid",
   slots: int = 4,
+  context_tokens: int = 512,
   settings: dict[str, Any] | None = None,
 ) -> Any:
   """Return the services of a server around a tiny model."""
@@ -46,8 +48,9 @@ def services(
 
   embedder, bases = Embedder(), open_knowledge_bases(knowledge_bases)
   kept = open_memory(memory, embedder) if memory else None
-  # a small cache of prefixes: tests look at how the memory of the process grows
-  engine, chosen = Engine(tiny(kind), slots=slots, prefix_cache_bytes=1 << 22), ServerSettings(**(settings or {}))
+  model = dataclasses.replace(tiny(kind), context_tokens=context_tokens)
+  engine = Engine(model, slots=slots, prefix_cache_bytes=1 << 22)  # small: tests look at how the process grows
+  chosen = ServerSettings(**(settings or {}))
   return Services(engine, MODEL, embedder, kept, bases, Keys(keys), chosen)
 
 

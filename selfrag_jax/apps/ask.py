@@ -1,32 +1,39 @@
-"""Questions to a model with a memory: each answer comes with the retrieved chunks, their sources and similarities."""
+"""Questions to a model with a memory: each answer comes with the retrieved texts, their sources and similarities."""
 
 import collections
 import dataclasses
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from selfrag_jax.answers import Answer
+from selfrag_jax.apps.assistant import Assistant, ChatAssistant
+from selfrag_jax.apps.memory import RELATED, SAME, open_store
+from selfrag_jax.cited_prompt import Source
+from selfrag_jax.encoders.hashed_words import HashingEncoder
+from selfrag_jax.encoders.load import load_encoder
 from selfrag_jax.experiments.self_rag import last_phase, make_tokenizer
 from selfrag_jax.generate.complete import check_new_tokens
+from selfrag_jax.generate.engine import Engine
+from selfrag_jax.generate.generation import GenerationSettings
 from selfrag_jax.generate.sampling import GREEDY, SamplingConfig
 from selfrag_jax.memory.journal import is_free
-from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.reports.page import write_answers
+from selfrag_jax.retrieval.manager import RetrievalManager
 from selfrag_jax.self_rag import SelfRAGConfig, SelfRAGModel
 from selfrag_jax.settings import settings
 from selfrag_jax.storage.atomic import is_local, write_bytes_atomic
 from selfrag_jax.tasks.text import read_passages, text_files
-from selfrag_jax.text.chat import CHATML, render_for_completion
+from selfrag_jax.text.chat import find_template
 from selfrag_jax.text.printable import printable
 from selfrag_jax.train.load import LoadedModel, load_model
-
-SAME = 0.999  # the least cosine of two embeddings of one chunk by the same model
 
 
 def open_model(source: str, phase: str | None = None, max_new_tokens: int = 1) -> tuple[LoadedModel, SelfRAGConfig]:
@@ -77,7 +84,36 @@ def open_rag(
   return rag
 
 
-def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
+def open_assistant(
+  model: LoadedModel,
+  config: SelfRAGConfig,
+  memory: str | None = None,
+  top_k: int | None = None,
+  encoder: str | None = None,
+  knowledge_base: str | None = None,
+) -> SelfRAGModel | ChatAssistant:
+  """Give a model the memory in a folder, which is created if it is missing; None: a memory that is not kept.
+
+  A pretrained model that chats gets a memory of texts, which an `encoder` of `load_encoder` finds (None: hashed words),
+  and may search a knowledge base in a folder; any other model finds chunks by its own states. Raises ValueError for a
+  memory that another encoder or model has written, and for what only chat models have.
+  """
+  if not chats(model):
+    if encoder or knowledge_base:
+      flag = f"--encoder={encoder}" if encoder else f"--knowledge_base={knowledge_base}"
+      raise ValueError(f"{flag}: this model finds chunks by its own states; only pretrained models that chat have that")
+    return open_rag(model, config, memory, top_k)
+  engine, base = Engine(model), RetrievalManager(None, knowledge_base) if knowledge_base else None
+  store = open_store(memory, load_encoder(encoder) if encoder else HashingEncoder(), min_score=RELATED)
+  return ChatAssistant(engine, store, top_k or config.top_k, base)
+
+
+def chats(model: LoadedModel) -> bool:
+  """Tell whether a model is a pretrained one whose tokenizer has the marks of a chat template."""
+  return not model.metadata and model.tokenizer is not None and find_template(model.tokenizer) is not None
+
+
+def remember(rag: SelfRAGModel | Assistant, path: epath.PathLike) -> int:
   """Write the passages of a file, or of all files of a folder, to the memory, in place of their earlier chunks.
 
   A passage is a line of a `.txt` file or a record of another file; its `source` is the absolute path of the file, links
@@ -96,8 +132,16 @@ def remember(rag: SelfRAGModel, path: epath.PathLike) -> int:
   return chunks
 
 
+def remember_all(who: SelfRAGModel | Assistant, paths: Iterable[str]) -> None:
+  """Write files and folders to the memory, and tell how many chunks they have."""
+  for path in paths:
+    print(f"remembered {printable(path)}: {remember(who, path):,} chunks", file=sys.stderr)
+    held, most = who.memory.size, who.memory.settings["max_chunks"]
+    print(f"the memory holds {held:,} of at most {most:,}; the oldest go when it is full", file=sys.stderr)
+
+
 def ask(
-  rag: SelfRAGModel,
+  who: SelfRAGModel | ChatAssistant,
   prompts: Iterable[str],
   max_new_tokens: int = 64,
   sampling: SamplingConfig = GREEDY,
@@ -106,38 +150,63 @@ def ask(
 ) -> Iterator[dict[str, Any]]:
   """Answer prompts, `batch` at once. Yields records that can be written as JSON.
 
-  A chat model gets the chunks as notes in a user's turn; any other model gets `[MEM] chunk … [SEP] prompt`, which it
-  has learned to read. A record has `question`, `answer` and `chunks`, best first, each with `text`, `place` (file and
-  line), `score`, `metadata`.
+  A chat model answers with citations (`selfrag_jax.answers`); any other model gets `[MEM] chunk … [SEP] prompt`, which
+  it has learned to read. A record has `question`, `answer` and `chunks`, best first, each with `text`, `place` (file
+  and line), `score`, `metadata`; those of a chat model also `number` and `is_cited`.
   """
-  chats = "<|im_end|>" in rag.tokenizer.special
-  options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling}
   prompts = iter(prompts)
   while part := list(itertools.islice(prompts, batch)):
-    if chats:
-      found = rag.explain(part)
-      inputs = [_chat(rag, question, chunks) for question, chunks in zip(part, found, strict=True)]
-      answers = rag.generate(inputs, use_memory=False, stop=("<|im_end|>",), seed=seed, **options)
+    if isinstance(who, ChatAssistant):
+      settings = GenerationSettings(max_new_tokens, **vars(sampling), seed=seed)
+      for stream in [who.stream(question, (), settings) for question in part]:
+        collections.deque(stream, maxlen=0)
+        assert stream.answer is not None  # an error was raised otherwise
+        yield as_record(stream.answer)
     else:
-      answers = rag.generate(part, seed=seed, **options)
-      found = [answer.retrieved for answer in answers]
+      written = who.generate(part, max_new_tokens, sampling=sampling, seed=seed)
+      for question, answer in zip(part, written, strict=True):
+        chunks = [
+          {"text": c.text, "place": _place(c.metadata), "score": c.score, "metadata": dict(c.metadata)}
+          for c in answer.retrieved
+        ]
+        yield {"question": question, "answer": answer.text, "chunks": chunks}
     seed += 1
-    for question, answer, retrieved in zip(part, answers, found, strict=True):
-      chunks = [
-        {"text": c.text, "place": _place(c.metadata), "score": c.score, "metadata": dict(c.metadata)} for c in retrieved
-      ]
-      yield {"question": question, "answer": answer.text, "chunks": chunks}
 
 
-def _chat(rag: SelfRAGModel, question: str, chunks: Sequence[Chunk]) -> list[int]:
-  notes = "".join(f"{chunk.text}\n" for chunk in chunks)
-  content = f"Answer from these notes.\n\n{notes}\nQuestion: {question}" if notes else question
-  return render_for_completion(rag.tokenizer, {"messages": [{"role": "user", "content": content}]}, CHATML)
+def print_answers(answers: Iterable[dict[str, Any]], explains: bool) -> list[dict[str, Any]]:
+  """Print answers as they come, with what was retrieved for them if it `explains`; return all of them."""
+  printed = []
+  for answer in answers:
+    printed.append(answer)
+    print(shown(answer), *[explained(answer)] * explains, sep="\n", flush=True)
+  return printed
+
+
+def as_record(answer: Answer) -> dict[str, Any]:
+  """Return an answer as a record of `ask`."""
+  chunks = [
+    {
+      "text": source.said,
+      "place": place(source),
+      "score": source.score,
+      "metadata": dict(source.metadata),
+      "number": source.number,
+      "is_cited": source.is_cited,
+    }
+    for source in answer.sources
+  ]
+  return {"question": answer.question, "answer": answer.text, "chunks": chunks}
+
+
+def place(source: Source) -> str:
+  """Return where a source is from: the file and line of a chunk, the file or the id of a document."""
+  is_of_memory = {"source", "position", "timestamp"} <= source.metadata.keys()
+  return _place(source.metadata) if is_of_memory else source.source or source.id
 
 
 def _place(metadata: Any) -> str:
-  source = metadata["source"] or "position"
-  return f"{source}:{metadata.get('line', metadata['position'])}"
+  line = metadata.get("line", "" if metadata["source"] else metadata["position"])
+  return f"{metadata['source'] or 'position'}{':' * (line != '')}{line}"
 
 
 def explained(answer: dict[str, Any]) -> str:

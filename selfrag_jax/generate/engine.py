@@ -193,7 +193,9 @@ class Engine:
       if all(g.is_done for g in generations):
         return False
       with self._lock:
-        if not any(g._pieces or g.is_done for g in generations) and not self.step():
+        if any(g._pieces or g.is_done for g in generations) or self.step():
+          continue
+        if not any(g.is_done for g in generations):  # cancelled ones end in a round without work
           raise RuntimeError("the engine was closed before the text was finished")
     return True
 

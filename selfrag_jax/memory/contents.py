@@ -27,6 +27,11 @@ class Contents:
   size = property(__len__, doc="How many chunks there are.")
 
   @property
+  def is_changing(self) -> bool:
+    """Whether a change is being made. An exception in the middle, such as that of Ctrl-C, closes the store."""
+    return self._lock.is_changing
+
+  @property
   def ids(self) -> list[str]:
     """The ids of the chunks, oldest first; the other properties have the same order."""
     with self._lock:

@@ -7,14 +7,16 @@ import flax.linen as nn
 import jax
 import pytest
 
+from selfrag_jax import BM25Retriever, Document, RetrievalManager
+from selfrag_jax.answers import answer as answer_question
 from selfrag_jax.apps import ask
 from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.self_rag import SelfRAGConfig
-from selfrag_jax.text.chat import CHATML, render_for_completion
 from selfrag_jax.text.tokenizer import ByteTokenizer
 from selfrag_jax.train.load import LoadedModel
+from tests.scripted_engine import ChatBytes
 
 TOKENIZER = ByteTokenizer()
 MODEL = ModelConfig(
@@ -184,28 +186,67 @@ def test_batches_change_no_answer(notes):
   assert list(ask.ask(rag, prompts, 3, batch=2)) == list(ask.ask(rag, iter(prompts), 3, batch=8))
 
 
-def test_a_model_that_chats_is_asked_as_a_user_asks(notes):
-  class ChatBytes(ByteTokenizer):
-    def __init__(self):
-      super().__init__()
-      self.special = {**self.special, "<|im_start|>": self.vocab_size, "<|im_end|>": self.vocab_size + 1}
-      self.vocab_size += 2
-
+def chatting():
   tokenizer = ChatBytes()
   model = ModelConfig(**{**MODEL.to_dict(), "vocab_size": tokenizer.vocab_size})
-  loaded = LoadedModel(model, nn.unbox(init_params(model, jax.random.key(0))), {}, tokenizer)
-  rag = ask.open_rag(loaded, CONFIG)
-  ask.remember(rag, notes)
-  [answer] = ask.ask(rag, ["quartz"], 3)
-  assert answer["chunks"][0]["text"] == "quartz"  # found by the question alone, not by the turn around it
-  second = answer["chunks"][1]["text"]
-  content = f"Answer from these notes.\n\nquartz\n{second}\n\nQuestion: quartz"
-  turn = render_for_completion(tokenizer, {"messages": [{"role": "user", "content": content}]}, CHATML)
-  assert answer["answer"] == rag.generate([turn], 3, use_memory=False, stop=("<|im_end|>",))[0].text
-  rag.memory.clear()
-  [bare] = ask.ask(rag, ["quartz"], 3)
-  turn = render_for_completion(tokenizer, {"messages": [{"role": "user", "content": "quartz"}]}, CHATML)
-  assert bare["answer"] == rag.generate([turn], 3, stop=("<|im_end|>",))[0].text
+  return LoadedModel(model, nn.unbox(init_params(model, jax.random.key(0))), {}, tokenizer, context_tokens=2048)
+
+
+def test_a_model_that_chats_answers_with_citations_from_a_memory_of_texts(notes, tmp_path):
+  who = ask.open_assistant(chatting(), CONFIG, str(tmp_path / "memory"))
+  notes.write_text("zebras are striped\nquartz\n\n" + "word " * 200)
+  assert ask.remember(who, notes) == 4  # the last line takes two chunks
+  [answer] = ask.ask(who, ["quartz"], 3)
+  [chunk] = answer["chunks"]  # what has nothing to do with the question is not shown
+  assert (chunk["text"], chunk["place"], chunk["number"], chunk["is_cited"]) == ("quartz", f"{notes}:2", 1, False)
+  assert chunk["score"] == pytest.approx(1)
+  engine = who.engine
+  assert (
+    answer["answer"]
+    == answer_question(question="quartz", memory=who, engine=engine, max_new_tokens=3, require="nothing").text
+  )
+  assert ask.explained(answer) == f"  +1.000  {notes}:2  quartz"
+  # nothing is like this: the model answers alone
+  [bare] = ask.ask(who, ["unheard"], 3)
+  assert bare["chunks"] == []
+  conversation = {"messages": [{"role": "user", "content": "unheard"}]}
+  assert bare["answer"] == who.engine.generate_from_conversation(conversation, max_new_tokens=3)
+  prompts = ["quartz", "zebras", "a", "who?"]
+  assert list(ask.ask(who, prompts, 3, batch=4)) == list(ask.ask(who, prompts, 3, batch=1))
+  notes.write_text("amber\n")
+  ask.remember(who, notes)
+  assert who.memory.chunks == ["amber"]
+  who.memory.close()
+
+
+def test_a_memory_of_texts_is_opened_with_the_encoder_that_wrote_it(tmp_path):
+  folder = str(tmp_path / "memory")
+  who = ask.open_assistant(chatting(), CONFIG, folder)
+  who.write_to_memory(["quartz"], [{"source": "chat"}])
+  who.memory.close()
+  for encoder in ("hashing-512-2-0.5", "hashing-1024-4-1"):
+    with pytest.raises(ValueError, match=f"was not written with the encoder {encoder.removesuffix('-4-1')}"):
+      ask.open_assistant(chatting(), CONFIG, folder, encoder=encoder)
+  again = ask.open_assistant(chatting(), CONFIG, folder, top_k=1)
+  assert [found.text for found in again.retrieve("quartz", 1)] == ["quartz"]
+  again.memory.close()
+  rag = ask.open_assistant(tiny(), CONFIG)
+  assert isinstance(rag, ask.SelfRAGModel)
+  for option in ({"encoder": "hashing-512"}, {"knowledge_base": "docs"}):
+    with pytest.raises(ValueError, match=f"--{next(iter(option))}=.*: this model finds chunks by its own states"):
+      ask.open_assistant(tiny(), CONFIG, **option)
+
+
+def test_a_chat_model_searches_a_knowledge_base_and_its_memory_in_turn(tmp_path):
+  retriever = BM25Retriever()
+  retriever.add_documents([Document(str(n), "Stones", f"quartz {n}", source="stones.txt") for n in range(3)])
+  RetrievalManager(retriever).save_knowledge_base(tmp_path / "kb")
+  who = ask.open_assistant(chatting(), CONFIG, top_k=4, knowledge_base=str(tmp_path / "kb"))
+  who.write_to_memory(["quartz is mine", "amber"], [{"source": "chat"}] * 2)
+  [answer] = ask.ask(who, ["quartz"], 2)
+  places = [chunk["place"] for chunk in answer["chunks"]]
+  assert places == ["chat", "stones.txt", "stones.txt", "stones.txt"]
+  assert answer["chunks"][1]["text"].startswith("Stones\nquartz")
 
 
 def test_answers_are_saved_as_lines_or_as_a_page(tmp_path):

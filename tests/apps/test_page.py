@@ -1,75 +1,34 @@
 """The web page over the real server, with a tiny random model: what a person does, in a real browser."""
 
 import contextlib
-import socket
-import threading
 import time
 
-import flax.linen as nn
-import jax
 import pytest
 
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import init_params
-from selfrag_jax.retrieval import Document, create
-from selfrag_jax.text.tokenizer import ByteTokenizer
-from selfrag_jax.train.load import LoadedModel
+from tests import serving
 from tests.apps.stand_in import SETTLED, ask
+from tests.serving import KEY
 
-pytest.importorskip("fastapi", reason="the server needs pip install -e '.[serve]'")
-
-import uvicorn
-
-from selfrag_jax.apps.serve.app import create_app
-from selfrag_jax.apps.serve.embedder import Embedder
-from selfrag_jax.apps.serve.keys import Keys
-from selfrag_jax.apps.serve.knowledge import open_knowledge_bases
-from selfrag_jax.apps.serve.memory import open_memory
-from selfrag_jax.apps.serve.services import Services
-from selfrag_jax.apps.serve.settings import ServerSettings
-from selfrag_jax.generate.engine import Engine
-
-TOKENIZER = ByteTokenizer()
-KEY = "a-key-of-32-letters-and-numbers1"
+LONG = 30_000  # tokens: an answer of so many does not end before a test stops it
 LAST = ".turn:last-child"
-
-
-@pytest.fixture(scope="module")
-def model():
-  sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "block_pattern": "T", "init_scale": 0.5}
-  config = ModelConfig(vocab_size=TOKENIZER.vocab_size, **sizes)
-  return LoadedModel(config, nn.unbox(init_params(config, jax.random.key(0))), {}, TOKENIZER)
+LETTERS = [{"id": f"d{i}", "title": f"Letter {i}", "content": f"The {i}. tree is a pear."} for i in range(9)]
 
 
 @pytest.fixture
-def start(model, tmp_path):
-  """Start servers of one memory and one knowledge base, in threads; each returns its address, and how to end it."""
-  letters = [Document(id=f"d{i}", content=f"The {i}. tree is a pear.", title=f"Letter {i}") for i in range(9)]
-  retriever = create("bm25")
-  retriever.add_documents(letters)
-  retriever.save(tmp_path / "letters")
-  with contextlib.ExitStack() as stack:
+def start(tmp_path):
+  """Start servers of one memory and one knowledge base; each returns its address, and how to end it."""
+  places = {
+    "memory": str(tmp_path / "memory"),
+    "knowledge_bases": [f"letters={serving.build(tmp_path / 'letters', LETTERS)}"],
+  }
+  with contextlib.ExitStack() as servers:
 
-    def started(port=0, keys=(), **settings):
-      bases = open_knowledge_bases([f"letters={tmp_path / 'letters'}"])
-      embedder = Embedder()
-      memory = open_memory(str(tmp_path / "memory"), embedder)
-      engine = Engine(model, slots=2, context_tokens=8192)
-      services = Services(engine, "tiny", embedder, memory, bases, Keys(tuple(keys)), ServerSettings(**settings))
-      server = uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning", timeout_graceful_shutdown=1))
-      held = socket.create_server(("127.0.0.1", port))
-      thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})
-      thread.start()
-
-      def end():
-        server.should_exit = True
-        thread.join()
-        held.close()
-
-      stack.callback(end)
-      while not server.started:
-        time.sleep(0.01)
-      return f"http://127.0.0.1:{held.getsockname()[1]}", end
+    def started(keys=(), **settings):
+      options = {"kind": "attention", "slots": 2, "context_tokens": 1 << 15, "keys": keys, **places}
+      settings = {"max_tokens": LONG, "shutdown_seconds": 1.0, **settings}
+      server = servers.enter_context(contextlib.ExitStack())
+      address, _ = server.enter_context(serving.running(settings=settings, **options))
+      return address, server.close
 
     yield started
 
@@ -92,7 +51,7 @@ def limit(page, tokens):
 def test_an_answer_is_streamed_and_can_be_stopped(new_page, start):
   address, _ = start()
   page = opened(new_page, address)
-  limit(page, 3000)
+  limit(page, LONG)
   page.fill("#question", "Tell me everything.")
   page.press("#question", "Enter")
   text = page.locator(f"{LAST} .text")
@@ -187,7 +146,7 @@ def test_a_long_memory_is_shown_in_parts(new_page, start):
 
 
 def test_the_key_is_asked_for(new_page, start):
-  address, _ = start(keys=[KEY])
+  address, _ = start(keys=(KEY,))
   page = new_page()
   page.goto(address)
   page.wait_for_selector("#key:modal")
@@ -207,7 +166,7 @@ def test_a_server_that_is_busy_says_so(new_page, start):
   address, _ = start(max_waiting=0)
   pages = [opened(new_page, address) for _ in range(3)]  # the engine has two slots
   for page in pages:
-    limit(page, 3000)
+    limit(page, LONG)
   for page in pages[:2]:
     page.fill("#question", "Take a while.")
     page.press("#question", "Enter")
@@ -224,7 +183,7 @@ def test_a_server_that_is_busy_says_so(new_page, start):
 def test_a_server_that_is_started_again_goes_on(new_page, start):
   address, end = start()
   page = opened(new_page, address)
-  limit(page, 3000)
+  limit(page, LONG)
   page.fill("#question", "Tell me everything.")
   page.press("#question", "Enter")
   page.wait_for_selector(f"{LAST} .text:not(:empty)")

@@ -15,7 +15,7 @@ def test_a_citation_leads_to_its_source(open_page, stand_in):
   stand_in.reply("POST", "/v1/chat/completions", answer("Yes [1]. Also [1, 3] and [7].", sources))
   page = open_page()
   ask(page, "Is it so?", "kb:letters")
-  assert page.locator(".citation").all_text_contents() == ["[1]", "1", "3"]  # there is no source 7
+  assert page.locator(".text a").all_text_contents() == ["[1]", "1", "3"]  # there is no source 7
   assert page.inner_text(".sources h3") == "3 passages read, 2 cited"
   assert [" ".join(row.split()) for row in page.locator(".sources summary").all_inner_texts()] == [
     "1 Title 1 notes.txt:1 Passage 1. cited score 0.90",
@@ -23,9 +23,9 @@ def test_a_citation_leads_to_its_source(open_page, stand_in):
     "3 Title 3 notes.txt:3 Passage 3. cited score 0.70",
   ]
   page.locator(".citation").nth(2).click()
-  assert page.is_visible("text=Passage 3.")
+  assert page.locator(".passage").nth(2).is_visible()
   assert page.evaluate("document.activeElement.closest('li').id").endswith("-3")
-  assert page.is_hidden("text=Passage 1.")
+  assert page.locator(".passage").nth(0).is_hidden()
 
 
 def test_a_search_shows_passages_and_writes_nothing(open_page, stand_in):
@@ -126,7 +126,7 @@ def test_a_server_that_was_away_is_found_again(open_page, stand_in):
   page.wait_for_selector("#notice:has-text('The server cannot be reached.')")
   stand_in.replies["GET", "/v1/models"] = models
   page.wait_for_selector("#notice:has-text('The server is back.')")
-  assert page.input_value("#model") == "tiny"
+  assert page.locator("#model option").all_text_contents() == ["tiny"]  # an encoder writes no answers
   stand_in.go_away("/v1/chat/completions")
   ask(page, "Are you there?", state="failed")
   assert "The server cannot be reached." in page.inner_text(f"{LAST} .state")

@@ -162,6 +162,13 @@ def test_a_cancelled_text_gives_its_slot_back_and_the_others_go_on():
   assert ours.load() == {"active": 0, "waiting": 0}
 
 
+def test_a_text_that_is_cancelled_alone_ends():
+  (text,) = engine().submit("abc", max_new_tokens=40)
+  text.cancel()
+  assert text.wait().finish_reason == "cancelled"
+  assert not text.tokens
+
+
 def test_a_conversation_is_the_prompt_of_its_template():
   conversation = {"messages": [{"role": "user", "content": "Who <|end|> asked?"}]}
   ours = engine()

@@ -5,18 +5,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numpy as np
-
+from selfrag_jax.apps.memory import RELATED, open_store
 from selfrag_jax.apps.serve.embedder import Embedder
 from selfrag_jax.apps.serve.errors import APIError, invalid
-from selfrag_jax.memory.journal import StoreError, is_free
+from selfrag_jax.memory.journal import StoreError
 from selfrag_jax.memory.records import Chunk
 from selfrag_jax.memory.store import MemoryStore
 
 T = TypeVar("T")
-SAME = 0.999  # the least cosine of two embeddings of one text by the same encoder
-RELATED = 0.1  # the least score of a text that a look through the memory shows for a query
-MAX_CHUNKS = 10_000  # the oldest go when it is full
 
 
 class Memory:
@@ -76,29 +72,5 @@ def as_result(chunk: Chunk) -> dict[str, Any]:
 
 
 def open_memory(folder: str, embedder: Embedder) -> Memory:
-  """Open the memory in a folder, which is made if it is missing.
-
-  Raises FolderInUseError if another process writes to it, StoreError for a folder that holds something else, and
-  ValueError for texts that were embedded by another encoder.
-  """
-  # a store on the host: a search of so few texts takes less than a call to a device
-  options: dict[str, Any] = {"backend": "numpy", "encoder": embedder, "fsync": True}
-  if is_free(folder):
-    return Memory(MemoryStore(embedder.width, MAX_CHUNKS, path=folder, **options))
-  store = MemoryStore.load(folder, **options)
-  try:
-    if store.settings["d_model"] != embedder.width or not _is_same(store, embedder):
-      raise ValueError(f"{folder} was not written with the encoder {embedder.name}; name the one that wrote it")
-  except BaseException:
-    store.close()  # gives the folder back
-    raise
-  return Memory(store)
-
-
-def _is_same(store: MemoryStore, embedder: Embedder) -> bool:
-  """Tell whether an encoder embeds the newest text of a store as the store holds it."""
-  if not len(store):
-    return True
-  newest = store.ids[-1]
-  then, now = store.vectors([newest])[0], embedder([store.get(newest).text])[0]
-  return bool(now @ then >= SAME * np.linalg.norm(now) * np.linalg.norm(then))
+  """Open the memory in a folder, which is made if it is missing. Raises like `open_store`."""
+  return Memory(open_store(folder, embedder))

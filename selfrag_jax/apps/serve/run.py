@@ -18,6 +18,8 @@ from selfrag_jax.apps.serve.knowledge import open_knowledge_bases
 from selfrag_jax.apps.serve.memory import open_memory
 from selfrag_jax.apps.serve.services import Services
 from selfrag_jax.apps.serve.settings import ServerSettings
+from selfrag_jax.experiments.chat_model import load_with_tokenizer
+from selfrag_jax.experiments.self_rag import last_phase
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.text.printable import printable
 
@@ -69,9 +71,9 @@ def open_services(
   """
   bases = open_knowledge_bases(knowledge_bases)
   embedder = Embedder(encoder)
-  loaded, _ = open_model(model, phase)
-  if loaded.tokenizer is None:
-    raise ValueError(f"{model} has no tokenizer: put its tokenizer.json beside the weights")
+  # a run of the Self-RAG phases makes its tokenizer anew; others have that of the model that they began with
+  is_self_rag = last_phase(model) is not None
+  loaded = open_model(model, phase)[0] if is_self_rag else load_with_tokenizer(model, phase=phase)
   engine = Engine(loaded, slots=slots, context_tokens=context_tokens)
   kept = open_memory(memory, embedder) if memory else None
   return Services(engine, name or Path(model).name, embedder, kept, bases, keys, settings)

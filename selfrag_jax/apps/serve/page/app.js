@@ -156,5 +156,5 @@ chat.start({
 addEventListener("unhandledrejection", ({ reason }) => {
   notice(`This page has failed: ${reason?.message ?? reason}. Load it again.`, { isError: true });
 });
-find("question").focus();
+find("question").focus({ preventScroll: true }); // a low window shows its top first
 connect();
