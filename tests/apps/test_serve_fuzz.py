@@ -11,13 +11,15 @@ import hypothesis
 import pytest
 import schemathesis
 from hypothesis import strategies as st
-from schemathesis import GenerationMode
+from schemathesis import GenerationMode, checks
 
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from tests.serving import MODEL, build, process
 
 pytestmark = pytest.mark.slow
 BODIES = int(os.environ.get("SELFRAG_JAX_FUZZED_BODIES", "10000"))
+# replies are as the document says, too
+CHECKS = (checks.response_schema_conformance, checks.status_code_conformance, checks.content_type_conformance)
 MESSAGES = [{"role": "user", "content": "Where do ships land?"}]
 VALID = {  # what is put into bodies: few texts would be written for models and places with made-up names
   "/v1/chat/completions": [
@@ -64,6 +66,7 @@ def fuzz(operation, count, statuses):
     response = with_real_names(case, data).call(timeout=60)
     statuses[operation.method.upper(), operation.path, response.status_code] += 1
     assert response.status_code < 500, (response.status_code, response.text, case.body)
+    case.validate_response(response, checks=CHECKS)
 
   send()
 

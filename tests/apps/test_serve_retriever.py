@@ -62,7 +62,7 @@ def test_rollouts_on_the_host_search_over_http(server):
       return [[(int(each.id), rollouts.BODIES[int(each.id) % 3]) for each in row] for row in found]
 
     p = rollouts.policy(RolloutConfig(2, 1, 4, 3), "TM", rollouts.SEARCHY)
-    flat = p._replace(params=unstack(p.model, p.params))
+    flat = p.replace(params=unstack(p.model, p.params))
     return jax.device_get(rollout_on_host(flat, *rollouts.prompts(), retrieve, rollouts.X, jax.random.key(0)))
 
   remote, near = rollout(HttpRetriever(url, "facts")), rollout(local)
