@@ -49,7 +49,8 @@ def services(
   embedder, bases = Embedder(), open_knowledge_bases(knowledge_bases)
   kept = open_memory(memory, embedder) if memory else None
   model = dataclasses.replace(tiny(kind), context_tokens=context_tokens)
-  engine, chosen = Engine(model, slots=slots), ServerSettings(**(settings or {}))
+  engine = Engine(model, slots=slots, prefix_cache_bytes=1 << 22)  # small: tests look at how the process grows
+  chosen = ServerSettings(**(settings or {}))
   return Services(engine, MODEL, embedder, kept, bases, Keys(keys), chosen)
 
 

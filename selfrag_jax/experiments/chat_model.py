@@ -95,17 +95,20 @@ def load_chat(source: str) -> ChatModel:
   return model
 
 
-def load_with_tokenizer(source: str, mesh: Mesh | None = None) -> LoadedModel:
+def load_with_tokenizer(source: str, mesh: Mesh | None = None, phase: str | None = None) -> LoadedModel:
   """Load a model with its tokenizer: a run, whose checkpoint has the name of it alone, gets the one that it began with.
 
   Raises like `load_model`, and ValueError for a run that did not begin with a pretrained model.
   """
-  loaded = load_model(source, mesh=mesh)
+  loaded = load_model(source, phase, mesh=mesh)
   init = loaded.metadata.get("config", {}).get("init")
   if loaded.tokenizer is not None:
     return loaded
   if not init:
-    raise ValueError(f"{source} holds no tokenizer: a chat model is a pretrained one, or a run that began from one")
+    raise ValueError(
+      f"{source} holds no tokenizer: put its tokenizer.json beside the weights; a run has one if it began with a "
+      "pretrained model"
+    )
   begun = load_with_tokenizer(init, mesh)
   if begun.tokenizer is None or begun.tokenizer.fingerprint != loaded.metadata["tokenizer"]["fingerprint"]:
     raise ValueError(f"{source} was trained with a tokenizer that {init} no longer has")

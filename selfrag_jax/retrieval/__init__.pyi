@@ -13,5 +13,6 @@ from .knowledge_base import merge_knowledge_bases as merge_knowledge_bases
 from .knowledge_base import prepare_knowledge_base as prepare_knowledge_base
 from .manager import RetrievalManager as RetrievalManager
 from .multi_hop import MultiHopRetriever as MultiHopRetriever
+from .remote import HttpRetriever as HttpRetriever
 from .rerank import RerankRetriever as RerankRetriever
 from .simple import SimpleRetriever as SimpleRetriever

@@ -4,14 +4,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 
 from selfrag_jax import __version__
 from selfrag_jax.apps.serve import chat, embeddings, search, status
+from selfrag_jax.apps.serve.documents import ErrorReply
 from selfrag_jax.apps.serve.errors import add_handlers
 from selfrag_jax.apps.serve.gate import Gate
 from selfrag_jax.apps.serve.page import page_routes
-from selfrag_jax.apps.serve.schemas import ErrorReply
 from selfrag_jax.apps.serve.services import Services
 
 # said once for all routes: a body that is refused is a 400 here, not FastAPI's 422
@@ -40,7 +41,10 @@ def create_app(services: Services) -> FastAPI:
   )
   app.state.services = services
   add_handlers(app)
-  for router in (chat.router, embeddings.router, search.router, status.router, page_routes()):
+  key = Security(HTTPBearer(auto_error=False))  # for the document: the gate has asked for it already
+  for router in (chat.router, embeddings.router, search.router, status.keyed):
+    app.include_router(router, dependencies=[key])
+  for router in (status.router, page_routes()):
     app.include_router(router)
   app.add_middleware(Gate, settings=services.settings, keys=services.keys, metrics=services.metrics)
   return app

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from selfrag_jax.apps.serve.documents import ChatCompletion, TextCompletion
 from selfrag_jax.apps.serve.errors import APIError, invalid, json_response
 from selfrag_jax.apps.serve.knowledge import find
 from selfrag_jax.apps.serve.options import CHAT_TOKENS, COMPLETION_TOKENS, length, settings_of
@@ -17,9 +18,11 @@ from selfrag_jax.apps.serve.streams import EventStream, unless_gone
 from selfrag_jax.apps.serve.texts import Texts
 
 router = APIRouter()
+EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}}}
+STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
-@router.post("/v1/chat/completions", tags=["texts"])
+@router.post("/v1/chat/completions", tags=["texts"], response_model=ChatCompletion, responses=STREAM)
 async def chat(request: Request, body: ChatRequest) -> Response:
   """Write the assistant's next message; from a knowledge base or the memory, the reply has `sources`.
 
@@ -67,7 +70,7 @@ async def _prompt(has: Services, messages: list[dict[str, str]]) -> list[int]:
     raise invalid(error, "messages") from None
 
 
-@router.post("/v1/completions", tags=["texts"])
+@router.post("/v1/completions", tags=["texts"], response_model=TextCompletion, responses=STREAM)
 async def complete(request: Request, body: CompletionRequest) -> Response:
   """Continue texts, or lists of token ids."""
   began, has = time.perf_counter(), services(request)

@@ -5,6 +5,7 @@ import base64
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from selfrag_jax.apps.serve.documents import Embeddings
 from selfrag_jax.apps.serve.errors import APIError, json_response
 from selfrag_jax.apps.serve.schemas import EmbeddingRequest
 from selfrag_jax.apps.serve.services import services
@@ -12,7 +13,7 @@ from selfrag_jax.apps.serve.services import services
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", tags=["embeddings"])
+@router.post("/v1/embeddings", tags=["embeddings"], response_model=Embeddings)
 async def embed(request: Request, body: EmbeddingRequest) -> Response:
   """Embed texts as vectors, as lists of numbers or as base64 of little-endian float32."""
   has = services(request)

@@ -117,7 +117,7 @@ class EngineThread:
       yield
     finally:
       timer.cancel()
-      if texts.left:
+      if texts.left and texts.is_queued:
         self.metrics.cancelled.inc(texts.left)
       texts.cancel()
 
@@ -139,6 +139,7 @@ class EngineThread:
     self.reserve(n * len(prompts))
     with self.timed(writing):
       await self._submit(writing, prompts, settings, n)
+      writing.is_queued = True
       self.metrics.prompt_tokens.inc(sum(map(len, prompts)))
       yield writing
 

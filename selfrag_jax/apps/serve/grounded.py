@@ -67,6 +67,7 @@ class Answerer:
         await begun
       except ValueError as error:
         raise invalid(error) from None
+      answering.is_queued = True
       yield answering
 
   def _work(

@@ -18,6 +18,8 @@ from selfrag_jax.apps.serve.knowledge import open_knowledge_bases
 from selfrag_jax.apps.serve.memory import open_memory
 from selfrag_jax.apps.serve.services import Services
 from selfrag_jax.apps.serve.settings import ServerSettings
+from selfrag_jax.experiments.chat_model import load_with_tokenizer
+from selfrag_jax.experiments.self_rag import last_phase
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.text.printable import printable
 
@@ -67,13 +69,13 @@ def open_services(
   memory and of embeddings, as `load_encoder` takes it (None: hashed words). memory: its folder. knowledge_bases: each
   NAME=FOLDER. Raises ValueError for a model without a tokenizer, and as the loaders.
   """
-  bases = open_knowledge_bases(knowledge_bases)
-  embedder = Embedder(encoder)
-  loaded, _ = open_model(model, phase)
-  if loaded.tokenizer is None:
-    raise ValueError(f"{model} has no tokenizer: put its tokenizer.json beside the weights")
-  engine = Engine(loaded, slots=slots, context_tokens=context_tokens)
+  # what takes the least time comes first: a mistake is told before the model is loaded
+  bases, embedder = open_knowledge_bases(knowledge_bases), Embedder(encoder)
   kept = open_memory(memory, embedder) if memory else None
+  # a run of the Self-RAG phases makes its tokenizer anew; others have that of the model that they began with
+  is_self_rag = last_phase(model) is not None
+  loaded = open_model(model, phase)[0] if is_self_rag else load_with_tokenizer(model, phase=phase)
+  engine = Engine(loaded, slots=slots, context_tokens=context_tokens)
   return Services(engine, name or Path(model).name, embedder, kept, bases, keys, settings)
 
 
@@ -116,4 +118,7 @@ def serve(services: Services, held: socket.socket) -> None:
   """Answer requests until SIGTERM or Ctrl-C; then finish what runs, as far as there is time, and close everything."""
   host, port = held.getsockname()[:2]
   address = f"{printable(services.model)} at http://{f'[{host}]' if ':' in host else host}:{port}"
-  asyncio.run(_Server(configure(services), address).serve(sockets=[held]))
+  try:
+    asyncio.run(_Server(configure(services), address).serve(sockets=[held]))
+  finally:
+    services.close()  # a second Ctrl-C leaves out the end of the app

@@ -1,4 +1,4 @@
-"""What the server reads and writes, as OpenAI's protocol has it; fields beyond that protocol are said to be so.
+"""What the server reads, as OpenAI's protocol has it; fields beyond that protocol are said to be so.
 
 A field that no schema has is an error, so that a misspelled one is not dropped. Fields of OpenAI's that would change
 nothing here are taken; those that would change something, which the server does not do, are taken with the value alone
@@ -191,18 +191,3 @@ class ChangedMemory(Strict):
   """The new text of a memory."""
 
   text: Annotated[str, Field(min_length=1, max_length=100_000)]
-
-
-class ErrorDetail(BaseModel):
-  """What was wrong, and what would do."""
-
-  message: str
-  type: str
-  param: str | None
-  code: str | None
-
-
-class ErrorReply(BaseModel):
-  """The body of every answer with a status of 400 or more."""
-
-  error: ErrorDetail

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from selfrag_jax.apps.serve.documents import Forgotten, KnowledgeBases, MemoryPage, Passage, Passages
 from selfrag_jax.apps.serve.errors import json_response
 from selfrag_jax.apps.serve.knowledge import find
 from selfrag_jax.apps.serve.memory import Memory, as_result
@@ -17,14 +18,14 @@ def _listed(data: list[dict[str, Any]], **more: Any) -> Response:
   return json_response({"object": "list", "data": data, **more})
 
 
-@router.get("/v1/knowledge_bases", tags=["search"])
+@router.get("/v1/knowledge_bases", tags=["search"], response_model=KnowledgeBases)
 async def list_knowledge_bases(request: Request) -> Response:
   """List the knowledge bases, with the number of their documents."""
   bases = services(request).knowledge.values()
   return _listed([{"id": base.name, "object": "knowledge_base", "documents": len(base)} for base in bases])
 
 
-@router.post("/v1/search", tags=["search"])
+@router.post("/v1/search", tags=["search"], response_model=Passages)
 async def search(request: Request, body: SearchRequest) -> Response:
   """Find the best passages for a query, best first."""
   has = services(request)
@@ -32,7 +33,7 @@ async def search(request: Request, body: SearchRequest) -> Response:
   return _listed(await place.search(body.query, body.top_k, body.where))
 
 
-@router.get("/v1/memory", tags=["memory"])
+@router.get("/v1/memory", tags=["memory"], response_model=MemoryPage)
 async def list_memory(
   request: Request,
   limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -48,7 +49,7 @@ async def _get(memory: Memory, id: str) -> dict[str, Any]:
   return as_result(await memory.do(memory.store.get, id))
 
 
-@router.post("/v1/memory", tags=["memory"], status_code=201)
+@router.post("/v1/memory", tags=["memory"], status_code=201, response_model=Passage)
 async def remember(request: Request, body: NewMemory) -> Response:
   """Remember a text; it is on the disk when the answer comes."""
   memory = services(request).need_memory()
@@ -56,13 +57,13 @@ async def remember(request: Request, body: NewMemory) -> Response:
   return json_response(await _get(memory, id), 201)
 
 
-@router.get("/v1/memory/{id:path}", tags=["memory"])
+@router.get("/v1/memory/{id:path}", tags=["memory"], response_model=Passage)
 async def get_memory(request: Request, id: str) -> Response:
   """Return a text of the memory."""
   return json_response(await _get(services(request).need_memory(), id))
 
 
-@router.put("/v1/memory/{id:path}", tags=["memory"])
+@router.put("/v1/memory/{id:path}", tags=["memory"], response_model=Passage)
 async def change_memory(request: Request, id: str, body: ChangedMemory) -> Response:
   """Change a text of the memory, which becomes the newest."""
   memory = services(request).need_memory()
@@ -70,7 +71,7 @@ async def change_memory(request: Request, id: str, body: ChangedMemory) -> Respo
   return json_response(await _get(memory, id))
 
 
-@router.delete("/v1/memory/{id:path}", tags=["memory"])
+@router.delete("/v1/memory/{id:path}", tags=["memory"], response_model=Forgotten)
 async def forget(request: Request, id: str) -> Response:
   """Forget a text."""
   memory = services(request).need_memory()

@@ -3,11 +3,13 @@
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
+from selfrag_jax.apps.serve.documents import Health, Model, Models, Ready
 from selfrag_jax.apps.serve.errors import APIError, json_response
 from selfrag_jax.apps.serve.services import Services, services
 
-router = APIRouter()
+router, keyed = APIRouter(), APIRouter()  # open to all, and to those who have a key
 
 
 def _models(has: Services) -> list[dict[str, Any]]:
@@ -18,13 +20,13 @@ def _models(has: Services) -> list[dict[str, Any]]:
   ]
 
 
-@router.get("/v1/models", tags=["models"])
+@keyed.get("/v1/models", tags=["models"], response_model=Models)
 async def list_models(request: Request) -> Response:
   """List the model that writes, and the encoder; `kind` (chat, embeddings) is not OpenAI's."""
   return json_response({"object": "list", "data": _models(services(request))})
 
 
-@router.get("/v1/models/{model:path}", tags=["models"])
+@keyed.get("/v1/models/{model:path}", tags=["models"], response_model=Model)
 async def get_model(request: Request, model: str) -> Response:
   """Describe a model."""
   for known in _models(services(request)):
@@ -33,13 +35,13 @@ async def get_model(request: Request, model: str) -> Response:
   raise APIError(404, f"the model {model[:100]!r} does not exist here", param="model", code="model_not_found")
 
 
-@router.get("/health", tags=["status"])
+@router.get("/health", tags=["status"], response_model=Health)
 async def health() -> Response:
   """Tell that the process answers."""
   return json_response({"status": "ok"})
 
 
-@router.get("/ready", tags=["status"])
+@router.get("/ready", tags=["status"], response_model=Ready)
 async def ready(request: Request) -> Response:
   """Tell whether texts can be written: 503 if the engine has ended."""
   writer = services(request).writer
@@ -48,7 +50,7 @@ async def ready(request: Request) -> Response:
   return json_response({"status": "ready", **writer.engine.load()})
 
 
-@router.get("/metrics", tags=["status"], response_class=Response)
+@keyed.get("/metrics", tags=["status"], response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
   """Return the counters in the text format of Prometheus."""
   counters = services(request).metrics

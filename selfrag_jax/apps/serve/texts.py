@@ -29,8 +29,8 @@ class Texts:
 
   def __init__(self, count: int, began: float):
     """count: how many texts. began: the `time.perf_counter` at which the request came."""
-    self.began, self.has_begun, self.is_cancelled = began, False, False
-    self.left = count
+    self.began, self.left = began, count
+    self.is_queued = self.has_begun = self.is_cancelled = False  # the engine has them; a token has come; nobody waits
     self._given: asyncio.Queue[Delta | APIError] = asyncio.Queue()
 
   @property
