@@ -45,7 +45,7 @@ def build(folder: Path, rng: np.random.Generator) -> None:
   passages = ({"id": str(n), "content": " ".join(rng.choice(WORDS, 60))} for n in range(CHUNKS.value))
   file = folder.parent / "passages.jsonl"
   file.write_text("".join(json.dumps(passage) + "\n" for passage in passages))
-  prepare_knowledge_base([file], folder, "dense", settings={"encoder": HashingEncoder().name, "backend": "numpy"})
+  prepare_knowledge_base([file], folder, "dense", settings={"model_name": HashingEncoder().name, "backend": "numpy"})
 
 
 class Client:

@@ -1,6 +1,7 @@
 """Who may ask the server, from where, and how much: keys, hosts, origins, bodies, and the form of every error."""
 
 import json
+import socket
 
 import pytest
 
@@ -84,6 +85,11 @@ def test_a_server_that_others_reach_needs_a_key():
   bind(ServerSettings("0.0.0.0", 0), Keys((KEY,))).close()
   assert [ServerSettings(host).is_loopback for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
   assert [ServerSettings(host).is_loopback for host in ("0.0.0.0", "::", "example.org", "10.0.0.1")] == [False] * 4
+
+
+def test_connections_send_at_once():
+  with bind(ServerSettings(port=0), Keys()) as held:
+    assert held.proto == socket.IPPROTO_TCP  # by which asyncio knows that it may set TCP_NODELAY
 
 
 def test_a_port_in_use_is_said_to_be():
