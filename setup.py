@@ -77,6 +77,7 @@ setup(
       "lm_eval[hf]>=0.4.13,<0.5",  # with peft, an oracle as well
       "nbclient>=0.10,<1",
       "pexpect>=4.9,<5",
+      "schemathesis>=4,<5",  # bodies made from the document of the server
       "playwright>=1.49,<2",  # drives the system's Chromium; brings no browser of its own
       "pyright>=1.1.400,<2",
       "pytest>=8,<10",

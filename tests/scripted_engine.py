@@ -44,7 +44,7 @@ class ScriptedEngine:
 
   def advance(self, generations):
     (generation,) = generations
-    if not generation._pieces and generation.is_done:
+    if not generation.unread and generation.is_done:
       return False
     self.rounds += 1
     time.sleep(self.delay)
@@ -52,12 +52,12 @@ class ScriptedEngine:
       self.at_round(self.rounds)
     left = self._left[generation]
     if generation.is_cancelled:
-      generation._finish("cancelled")
+      generation.finish("cancelled")
     elif self.error and not left:
-      generation._finish("error", error=self.error)
+      generation.finish("error", error=self.error)
     elif left:
-      generation._give(1, 1, left[: self.step])
+      generation.give(1, 1, left[: self.step])
       self._left[generation] = left[self.step :]
     else:
-      generation._finish("stop")
+      generation.finish("stop")
     return True

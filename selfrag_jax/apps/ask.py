@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from selfrag_jax.answers import Answer
 from selfrag_jax.apps.assistant import Assistant, ChatAssistant
-from selfrag_jax.apps.memory import RELATED, SAME, open_store
+from selfrag_jax.apps.memory import RELATED, holds, open_store
 from selfrag_jax.cited_prompt import Source
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.encoders.load import load_encoder
@@ -74,10 +73,9 @@ def open_rag(
     config = dataclasses.replace(config, top_k=top_k)
   try:
     rag = SelfRAGModel(model, store, config)
-    if store.size and len(newest := store.token_ids[-1]):
-      now, then = rag.embed([newest.tolist()])[0], store.vectors([store.ids[-1]])[0]
-      if now @ then < SAME * np.linalg.norm(now) * np.linalg.norm(then):
-        raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
+    newest = store.token_ids[-1].tolist() if store.size else []
+    if newest and not holds(store, store.ids[-1], rag.embed([newest])[0]):
+      raise ValueError(f"{memory} was not written by this model, which embeds the newest chunk there otherwise")
   except BaseException:
     store.close()  # gives the folder back
     raise

@@ -62,5 +62,10 @@ def _is_same(store: MemoryStore, encoder: NamedEncoder) -> bool:
   if not len(store):
     return True
   newest = store.ids[-1]
-  then, now = store.vectors([newest])[0], np.asarray(encoder([store.get(newest).text]))[0]
+  return holds(store, newest, np.asarray(encoder([store.get(newest).text]))[0])
+
+
+def holds(store: MemoryStore, id: str, now: np.ndarray) -> bool:
+  """Tell whether a store holds a text as it is embedded now: the direction of the vectors is the same."""
+  then = store.vectors([id])[0]
   return bool(now @ then >= SAME * np.linalg.norm(now) * np.linalg.norm(then))

@@ -70,7 +70,7 @@ class Engine:
       context_tokens: the most tokens of a prompt and its answer (None: the model's own limit, or 2,048).
       read_tokens: the most tokens of waiting prompts that a round reads; more let prompts begin, and texts that are
         being written wait.
-      steps: tokens that a round writes in one program; more than 1 pays on accelerators.
+      steps: tokens that a round writes in one program; more than 1 spares accelerators a wait for the host.
       prefix_cache_bytes: the room for prompts and answers that later prompts may begin with (0: none).
       template: how conversations are rendered (None: by the tokenizer).
 
@@ -79,12 +79,14 @@ class Engine:
     chosen = tokenizer or model.tokenizer
     if chosen is None:
       raise ValueError("the model was loaded without a tokenizer: Engine(model, tokenizer)")
-    for name, value in {"slots": slots, "read_tokens": read_tokens, "steps": steps}.items():
-      if value < 1:
+    counts = {"slots": slots, "read_tokens": read_tokens, "steps": steps, "context_tokens": context_tokens}
+    for name, value in counts.items():
+      if value is not None and value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1")
     self.config, self.tokenizer = model.config, chosen
     self.template = template or find_template(chosen) or COMPACT
-    self.context_tokens = min(context_tokens or CONTEXT * 1024, model.context_tokens or context_tokens or CONTEXT)
+    limits = [limit for limit in (context_tokens, model.context_tokens) if limit is not None]
+    self.context_tokens = min(limits, default=CONTEXT)
     self.slots, self._read_tokens, self._steps = slots, read_tokens, steps
     self._ends = [*dict.fromkeys(i for i in end_ids(chosen, self.config.vocab_size)[:0:-1] if i is not None)]
     special = chosen.special
@@ -144,8 +146,8 @@ class Engine:
     try:
       while self.advance(generations):
         for generation in generations:
-          while generation._pieces:
-            yield generation._pieces.popleft()
+          while generation.unread:
+            yield generation.unread.popleft()
       for generation in generations:
         if generation.error is not None:
           raise generation.error
@@ -189,11 +191,11 @@ class Engine:
 
   def advance(self, generations: Sequence[Generation]) -> bool:
     """Do a round unless one of the generations has a piece that nobody has taken; False: all pieces are taken."""
-    while not any(g._pieces for g in generations):
+    while not any(g.unread for g in generations):
       if all(g.is_done for g in generations):
         return False
       with self._lock:
-        if any(g._pieces or g.is_done for g in generations) or self.step():
+        if any(g.unread or g.is_done for g in generations) or self.step():
           continue
         if not any(g.is_done for g in generations):  # cancelled ones end in a round without work
           raise RuntimeError("the engine was closed before the text was finished")
@@ -310,7 +312,7 @@ class Engine:
       job.query.append(token)
     elif not is_end:
       text = job.stream.add(token)
-    job.generation._give(token, 1, text, log_prob)
+    job.generation.give(token, 1, text, log_prob)
     if job.grammar is not None:
       job.grammar.accept(token)
     if is_end or job.stream.stopped or (job.grammar is not None and job.grammar.is_done):
@@ -339,7 +341,7 @@ class Engine:
     row = self._batch.read(self._batch.take(job, job.needs + len(block)), block)
     self._batch.remove(job)
     for token in block:
-      job.generation._give(token, 0, "")
+      job.generation.give(token, 0, "")
     self._batch.add(job, row)
 
   def _reply(self, job: Job, query: str) -> Sequence[Mapping[str, Any]] | str:
@@ -357,7 +359,7 @@ class Engine:
     self._end(job, reason)
 
   def _end(self, job: Job, reason: FinishReason, error: Exception | None = None) -> None:
-    job.generation._finish(reason, job.stream.end(), error)
+    job.generation.finish(reason, job.stream.end(), error)
     if job in self._batch.occupants:
       self._batch.remove(job)
     else:

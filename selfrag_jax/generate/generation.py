@@ -71,7 +71,8 @@ class Generation:
   `prompt`, `tokens`, `mask` and `log_probs` are those so far; `mask` is 1 on tokens that the model wrote. `text` is the
   text so far, without queries, forced tokens and control tokens. `finish_reason` is None until the end; `error` is what
   an engine or a tool raised. `documents` are those that tools have shown, in the order of the text.
-  `reused` counts the tokens of the prompt that did not have to be read again.
+  `reused` counts the tokens of the prompt that did not have to be read again. `unread` are the pieces that nobody has
+  taken yet. An engine calls `give` and `finish`.
   """
 
   def __init__(self, writer: Writer, prompt: list[int], sample: int, listener: Callable[[Piece], None] | None):
@@ -86,7 +87,7 @@ class Generation:
     self.reused = 0
     self.is_cancelled = False
     self._writer, self._listener = writer, listener
-    self._pieces: deque[Piece] = deque()
+    self.unread: deque[Piece] = deque()
 
   @property
   def is_done(self) -> bool:
@@ -100,7 +101,7 @@ class Generation:
     """Yield the pieces as they come. Raises what an engine or a tool raised; leaving the loop early cancels."""
     try:
       while self._writer.advance([self]):
-        yield self._pieces.popleft()
+        yield self.unread.popleft()
       if self.error is not None:
         raise self.error
     finally:
@@ -115,7 +116,8 @@ class Generation:
       pass
     return self
 
-  def _give(self, token: int, mask: int, text: str, log_prob: float = 0.0) -> None:
+  def give(self, token: int, mask: int, text: str, log_prob: float = 0.0) -> None:
+    """Add a token, or with -1 none, and the text that has become certain."""
     if token >= 0:
       self.tokens.append(token)
       self.mask.append(mask)
@@ -123,10 +125,11 @@ class Generation:
     self.text += text
     piece = Piece(self.sample, token, mask, text, log_prob)
     if self._listener is None:
-      self._pieces.append(piece)
+      self.unread.append(piece)
     else:
       self._listener(piece)
 
-  def _finish(self, reason: FinishReason, text: str = "", error: Exception | None = None) -> None:
+  def finish(self, reason: FinishReason, text: str = "", error: Exception | None = None) -> None:
+    """End the text, with what was held back of it."""
     self.finish_reason, self.error = reason, error
-    self._give(-1, 0, text)
+    self.give(-1, 0, text)

@@ -1,5 +1,6 @@
 """Texts as OpenAI's chat completions and completions have them, whole or in chunks."""
 
+import abc
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from selfrag_jax.text.tokenizer import Tokenizer
 LEAST = -9999.0  # of a log-probability: JSON has no infinity
 
 
-class Reply:
+class Reply(abc.ABC):
   """One reply. A subclass says how a text and its parts are written."""
 
   prefix = object = chunk_object = ""
@@ -22,17 +23,17 @@ class Reply:
     self._tokenizer, self._logprobs, self._count = tokenizer, logprobs, count
     self._control = {*tokenizer.special.values()}
 
+  @abc.abstractmethod
   def _part(self, delta: Delta, scores: Any, reason: str | None) -> dict[str, Any]:
     """Return a choice of a chunk."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _whole(self, text: str) -> dict[str, Any]:
     """Return what a choice has beside its index and the reason of its end."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _scores(self, deltas: list[Delta]) -> Any:
     """Return the log-probabilities of the tokens of deltas."""
-    raise NotImplementedError
 
   def _head(self, object: str) -> dict[str, Any]:
     return {"id": self._id, "object": object, "created": self._created, "model": self._model}

@@ -1,5 +1,6 @@
 """The texts of one request, on their way from the threads that write them to the event loop that sends them."""
 
+import abc
 import asyncio
 import dataclasses
 import logging
@@ -24,7 +25,7 @@ class Delta:
   sources: Sequence[Mapping[str, Any]] | None = None
 
 
-class Texts:
+class Texts(abc.ABC):
   """The texts of one request."""
 
   def __init__(self, count: int, began: float):
@@ -34,9 +35,9 @@ class Texts:
     self._given: asyncio.Queue[Delta | APIError] = asyncio.Queue()
 
   @property
+  @abc.abstractmethod
   def usage(self) -> tuple[int, int, int]:
     """The number of tokens of the prompts, of those that had been read before, and of the texts."""
-    raise NotImplementedError
 
   def cancel(self) -> None:
     """End the texts that are not finished; may be called at any time."""
