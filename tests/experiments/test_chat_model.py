@@ -27,7 +27,7 @@ def test_models_that_do_not_chat_are_refused(chatting_model):
 
 
 def test_as_an_engine(chatting_model, monkeypatch):
-  monkeypatch.setattr(chat, "load_model", lambda source, mesh=None: chatting_model)
+  monkeypatch.setattr(chat, "load_model", lambda source, phase=None, mesh=None: chatting_model)
   account = tg.Account()
   engine = LocalEngine("tiny", account=account, temperature=0.0, max_tokens=6, context_tokens=400, concurrency=8)
   assert engine.concurrency == 1
@@ -45,7 +45,7 @@ def test_as_an_engine(chatting_model, monkeypatch):
 def test_engines_share_a_model_and_keep_to_its_context(chatting_model, monkeypatch):
   loads = []
   shorter = dataclasses.replace(chatting_model, context_tokens=300)
-  monkeypatch.setattr(chat, "load_model", lambda source, mesh=None: loads.append(source) or shorter)
+  monkeypatch.setattr(chat, "load_model", lambda source, phase=None, mesh=None: loads.append(source) or shorter)
   engines = [LocalEngine("short", **limit) for limit in ({}, {"context_tokens": 400}, {"context_tokens": 200})]
   assert [engine.context_tokens for engine in engines] == [300, 300, 200]
   assert loads == ["short"]

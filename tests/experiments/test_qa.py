@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def made(folder, chatting_model, monkeypatch):
-  monkeypatch.setattr(chat_model, "load_model", lambda source, mesh=None: chatting_model)
+  monkeypatch.setattr(chat_model, "load_model", lambda source, phase=None, mesh=None: chatting_model)
 
   def make(**changes):
     config = get_config("squad")

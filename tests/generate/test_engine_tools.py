@@ -155,12 +155,3 @@ def test_a_random_model_writes_json_that_fits_a_schema(temperature):
     assert text.wait().finish_reason == "stop"
     jsonschema.validate(json.loads(text.text), SCHEMA)
   assert free.wait().tokens == Engine(tiny("hybrid")).submit("abc", **options)[0].wait().tokens
-
-
-def test_pieces_have_the_bytes_that_they_stand_for():
-  from selfrag_jax.model.pretrained import load_pretrained
-
-  for tokenizer in (TOKENIZER, load_pretrained("smollm2-135m").tokenizer):
-    pieces = tokenizer.token_bytes()
-    for text in ("plain words 1234", "\0\n\t ünïcödé 漢字 🙂", " lead and trail  "):
-      assert b"".join(pieces[i] for i in tokenizer.encode(text)) == text.encode()

@@ -208,6 +208,14 @@ def test_bytes_that_the_base_vocabulary_lacks_are_appended_after_everything(bpe_
   assert lacking.decode(lacking.encode(text)) == text
 
 
+def test_pieces_have_the_bytes_that_they_stand_for(bpe, bpe_folder):
+  lacking = BPETokenizer.from_pieces(*pieces_of(bpe_folder, drop=("Ą", "ñ")))
+  for tokenizer in (ByteTokenizer(), bpe, lacking):
+    pieces = tokenizer.token_bytes()
+    for text in ("plain words 1234", "\0\x04\n\t ünïcödé 漢字 🙂 \U00040000", " lead and trail  "):
+      assert b"".join(pieces[i] for i in tokenizer.encode(text)) == text.encode()
+
+
 @pytest.mark.parametrize("options", [{}, {"ignore_merges": True}, {"unk_token": "<|>"}, {"dropout": 1.0}])
 def test_neither_merges_nor_options_reach_a_control_piece_of_the_vocabulary(tmp_path, options):
   vocab = {piece: i for i, piece in enumerate(["<", "|", ">", "<|", "<|>"])}
