@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from selfrag_jax.mesh import constrain
+from selfrag_jax.mesh import constrain, platform
 from selfrag_jax.model import attention_tpu, sequence
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
@@ -18,6 +18,7 @@ from selfrag_jax.model.layers import (
   projection,
   rotary_embedding,
 )
+from selfrag_jax.model.products import FEW
 from selfrag_jax.typing import Array
 
 
@@ -48,7 +49,13 @@ def attend(
   kv_heads = k_BxKxSxE.shape[1]
   q = q_BxHxTxE.reshape(batch, kv_heads, -1, width)
   # bf16 loses the small probabilities that the sum needs: scores and softmax stay in float32
-  scores = jnp.einsum("BKRE,BKSE->BKRS", q, k_BxKxSxE, preferred_element_type=accumulation_dtype(q.dtype))
+  accumulated = accumulation_dtype(q.dtype)
+  if q.shape[2] <= FEW and platform() == "cpu":
+    # like `product`: the longer factor first, and a barrier without which XLA would swap them again
+    scores = jnp.einsum("BKSE,BKRE->BKSR", k_BxKxSxE, q, preferred_element_type=accumulated)
+    scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 2, 3)
+  else:
+    scores = jnp.einsum("BKRE,BKSE->BKRS", q, k_BxKxSxE, preferred_element_type=accumulated)
   scores = scores.reshape(batch, heads, time, -1) * (width**-0.5 if scale is None else scale)
   if softcap is not None:
     scores = softcap * jnp.tanh(scores / softcap)
