@@ -46,8 +46,10 @@ class Source:
 
 def find_sources(memory: Any, query: str, top_k: int) -> list[Source]:
   """Return the best texts of a retriever, a store or a Self-RAG model. Raises ValueError for another `memory`."""
+  if top_k < 1:
+    raise ValueError(f"top_k is {top_k}; it must be at least 1")
   if hasattr(memory, "explain"):
-    found = memory.explain([query])[0][:top_k]
+    found = memory.explain([query])[0]
   elif hasattr(memory, "retrieve"):
     found = memory.retrieve(query, top_k)
   elif hasattr(memory, "search"):
@@ -56,7 +58,9 @@ def find_sources(memory: Any, query: str, top_k: int) -> list[Source]:
     raise ValueError(
       f"a {type(memory).__name__} finds no texts; give a retriever, a RetrievalManager, a MemoryStore or a SelfRAGModel"
     )
-  return as_sources(found)
+  if not isinstance(found, Sequence) or not all(isinstance(each, Document | Chunk) for each in found):
+    raise ValueError(f"a {type(memory).__name__} found {found!r:.80}; it must return a list of documents or chunks")
+  return as_sources(found[:top_k])
 
 
 def as_sources(found: Iterable[Document | Chunk]) -> list[Source]:

@@ -198,6 +198,27 @@ def test_a_text_that_fits_a_schema_stays_as_it_is(retriever):
   assert (found.citations, found.removed, found.abstained) == ((), (), False)
 
 
+class Finder:
+  """A retriever that returns what it was made with."""
+
+  def __init__(self, found):
+    self.found = found
+
+  def retrieve(self, query, top_k=5):
+    return self.found
+
+
+def test_no_more_than_top_k_are_shown_whatever_is_found():
+  found = answer(QUESTION, Finder(DOCUMENTS), ScriptedEngine("Corn."), top_k=2)
+  assert [source.id for source in found.sources] == ["a", "b"]
+
+
+@pytest.mark.parametrize("found", [None, ["a text"], "text", 7])
+def test_a_retriever_that_returns_no_documents_is_told_so(found):
+  with pytest.raises(ValueError, match=r"a Finder found .*must return a list of documents or chunks"):
+    answer(QUESTION, Finder(found), ScriptedEngine("Corn."))
+
+
 def test_a_history_comes_without_the_citations_of_other_documents(retriever):
   engine = ScriptedEngine("Ships land in Cadiz [1].", "Yes.")
   first = answer(QUESTION, retriever, engine)

@@ -296,7 +296,7 @@ class Engine:
       if job is not None and job.grammar is not None:
         try:
           allowed[slot] = job.grammar.allowed()
-        except ValueError as error:  # a grammar has limits; the texts beside this one go on
+        except ValueError as error:
           self._end(job, "error", error)
     if not allowed or self._vocabulary is None:
       return None
@@ -313,8 +313,12 @@ class Engine:
     elif not is_end:
       text = job.stream.add(token)
     job.generation.give(token, 1, text, log_prob)
-    if job.grammar is not None:
-      job.grammar.accept(token)
+    try:
+      if job.grammar is not None:
+        job.grammar.accept(token)
+    except ValueError as error:  # a grammar has limits; the texts beside this one go on
+      self._end(job, "error", error)
+      return
     if is_end or job.stream.stopped or (job.grammar is not None and job.grammar.is_done):
       self._finish(job, "stop")
     elif token == self._query_end and job.query is not None:
@@ -359,16 +363,16 @@ class Engine:
     self._end(job, reason)
 
   def _end(self, job: Job, reason: FinishReason, error: Exception | None = None) -> None:
-    job.generation.finish(reason, job.stream.end(), error)
     if job in self._batch.occupants:
       self._batch.remove(job)
     else:
       self._waiting.remove(job)
+    job.generation.finish(reason, job.stream.end(), error)
 
   def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
     if self._vocabulary is None:
       self._vocabulary = Vocabulary(self.tokenizer, self.config.padded_vocab, self._ends[0])
-    return Grammar(self._vocabulary, schema)
+    return self._vocabulary.grammar(schema)
 
 
 def _for_decoding(config: ModelConfig, params: Params) -> Params:

@@ -70,7 +70,7 @@ class Generation:
 
   `prompt`, `tokens`, `mask` and `log_probs` are those so far; `mask` is 1 on tokens that the model wrote. `text` is the
   text so far, without queries, forced tokens and control tokens. `finish_reason` is None until the end; `error` is what
-  an engine or a tool raised. `documents` are those that tools have shown, in the order of the text.
+  an engine, a tool or a listener raised. `documents` are those that tools have shown, in the order of the text.
   `reused` counts the tokens of the prompt that did not have to be read again. `unread` are the pieces that nobody has
   taken yet. An engine calls `give` and `finish`.
   """
@@ -126,10 +126,14 @@ class Generation:
     piece = Piece(self.sample, token, mask, text, log_prob)
     if self._listener is None:
       self.unread.append(piece)
-    else:
+      return
+    try:
       self._listener(piece)
+    except Exception as error:  # this text ends, those beside it go on
+      self._listener, self.error = None, error
+      self.cancel()
 
   def finish(self, reason: FinishReason, text: str = "", error: Exception | None = None) -> None:
     """End the text, with what was held back of it."""
-    self.finish_reason, self.error = reason, error
+    self.finish_reason, self.error = reason, error or self.error
     self.give(-1, 0, text)

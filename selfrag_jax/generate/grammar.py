@@ -1,14 +1,23 @@
 """Grammars of texts: JSON by a schema, with the library llguidance (`pip install -e '.[serve]'`)."""
 
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 
 from selfrag_jax.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 LONGEST = 100_000  # characters of a schema
+# llguidance follows references by recursion, of at most LONGEST / 10 calls with about 8 KB each
+STACK = 1 << 28  # bytes of address space; what is not used takes no memory
+KEPT = 8  # compiled schemas
+# the texts beside one with a schema wait while its next token is looked for; errors do not tell what was written
+LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000, "verbose_errors": False}
 COMPACT: Any = {"whitespace_flexible": False}  # small models write blanks without end where a schema allows them
 
 
@@ -36,6 +45,36 @@ class Vocabulary:
       TokenizerWrapper(_Described(tokenizer, tokens, special, end)), n_vocab=size, eos_token=end
     )
     self.everything = np.full(-(-size // 32), 0xFFFFFFFF, np.uint32)
+    self._compiled = functools.lru_cache(KEPT)(self._compile)
+
+  def grammar(self, schema: Mapping[str, Any]) -> "Grammar":
+    """Return the grammar of a JSON schema at its beginning.
+
+    Raises ValueError, with llguidance's reason, for what is no JSON schema or has features it does not know.
+    """
+    try:
+      text = json.dumps(schema)
+    except RecursionError:
+      raise ValueError("the schema is nested too deeply") from None
+    if len(text) > LONGEST:
+      raise ValueError(f"the schema has {len(text):,} characters; at most {LONGEST:,} are read")
+    return self._compiled(text).copy()
+
+  def _compile(self, text: str) -> "Grammar":
+    from llguidance import LLMatcher, LLParserLimits
+
+    def made() -> Grammar:
+      source = LLMatcher.grammar_from_json_schema(text, defaults=COMPACT)
+      matcher = LLMatcher(self.tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
+      grammar = Grammar(matcher, len(self.everything))
+      grammar.check("the schema cannot be followed")
+      # what is beyond the limits often shows in the first token: it is said here, where no other text waits for it
+      first = grammar.copy()
+      bits = np.unpackbits(first.allowed().view(np.uint8), bitorder="little")
+      first.accept(int(bits.argmax()))
+      return grammar
+
+    return _with_stack(made)
 
 
 class _Described:
@@ -51,19 +90,15 @@ class _Described:
 
 
 class Grammar:
-  """JSON that fits a schema, token by token."""
+  """JSON that fits a schema, token by token. `Vocabulary.grammar` makes one."""
 
-  def __init__(self, vocabulary: Vocabulary, schema: Mapping[str, Any]):
-    """Raises ValueError, with llguidance's reason, for what is no JSON schema or has features it does not know."""
-    from llguidance import LLMatcher
+  def __init__(self, matcher: Any, words: int):
+    """matcher: llguidance's. words: uint32 of the bits of all tokens."""
+    self._matcher, self._words = matcher, words
 
-    text = json.dumps(schema)
-    if len(text) > LONGEST:
-      raise ValueError(f"the schema has {len(text):,} characters; at most {LONGEST:,} are read")
-    self._words = len(vocabulary.everything)
-    grammar = LLMatcher.grammar_from_json_schema(text, defaults=COMPACT)
-    self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0)
-    self._check("the schema cannot be followed")
+  def copy(self) -> "Grammar":
+    """Return another one that is as far."""
+    return Grammar(self._matcher.deep_copy(), self._words)
 
   @property
   def is_done(self) -> bool:
@@ -71,16 +106,39 @@ class Grammar:
     return self._matcher.is_stopped()
 
   def allowed(self) -> np.ndarray:
-    """Return the tokens that may come next as bits, uint32 [V / 32]."""
+    """Return the tokens that may come next as bits, uint32 [V / 32]. Raises ValueError if that is beyond the limits."""
     bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
-    self._check("no token can follow")
+    self.check("no token can follow")
     return bits
 
   def accept(self, token: int) -> None:
-    """Go on by a token that is allowed. Raises ValueError for another."""
+    """Go on by a token that is allowed. Raises ValueError for another, or beyond the limits."""
     self._matcher.consume_token(token)
-    self._check(f"the token {token} may not follow")
+    self.check(f"the token {token} may not follow")
 
-  def _check(self, what: str) -> None:
+  def check(self, what: str) -> None:
+    """Raise ValueError if it has failed."""
     if self._matcher.is_error():
       raise ValueError(f"{what}: {self._matcher.get_error():.300}")
+
+
+_starting = threading.Lock()
+
+
+def _with_stack(function: Callable[[], T]) -> T:
+  """Call a function in a thread that has STACK bytes."""
+  result: Future[T] = Future()
+
+  def call() -> None:
+    try:
+      result.set_result(function())
+    except BaseException as error:
+      result.set_exception(error)
+
+  with _starting:  # the size is one for the process
+    before = threading.stack_size(STACK)
+    try:
+      threading.Thread(target=call, daemon=True).start()
+    finally:
+      threading.stack_size(before)
+  return result.result()

@@ -116,7 +116,7 @@ def test_the_names_of_this_machine_are_taken(open_server, host):
 
 
 def test_pages_of_other_sites_may_not_ask_a_server_without_keys(open_server, locked):
-  for origin in ("https://evil.example", "null", "http://localhost:9", "http://127.0.0.1"):
+  for origin in ("https://evil.example", "null", "http://localhost:9", "http://127.0.0.1", "http://[evil"):
     error_of(open_server.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin}), 403)
   allowed = open_server.post("/v1/chat/completions", json=CHAT, headers={"Origin": "http://localhost"})
   assert allowed.status_code == 200

@@ -1,6 +1,7 @@
 """Chat completions and completions: the engine's texts, in OpenAI's form, whole and streamed."""
 
 import json
+import threading
 import time
 
 import httpx
@@ -271,6 +272,17 @@ def test_a_text_that_takes_too_long_is_ended(slow_engine):
     streamed = made.post("/v1/chat/completions", json={**body, "stream": True})
     last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["code"] == "timeout"
+    drained(made.services)
+
+
+def test_a_schema_that_takes_too_long_to_compile_is_not_waited_for(monkeypatch):
+  with client(settings={"request_seconds": 0.2}) as made:
+    engine = made.services.engine
+    submit, go = engine.submit, threading.Event()
+    monkeypatch.setattr(engine, "submit", lambda *args, **options: go.wait(20) and submit(*args, **options))
+    asked = {"response_format": {"type": "json_object"}, "n": 3}
+    assert made.post("/v1/chat/completions", json={**CHAT, **asked}).status_code == 504
+    go.set()
     drained(made.services)
 
 

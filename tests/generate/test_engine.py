@@ -169,6 +169,15 @@ def test_a_text_that_is_cancelled_alone_ends():
   assert not text.tokens
 
 
+def test_a_listener_that_fails_ends_its_text_alone():
+  ours = engine(slots=2)
+  (deaf,) = ours.submit("abc", max_new_tokens=40, listener=lambda piece: 1 / 0)
+  (other,) = ours.submit(PROMPTS[0], max_new_tokens=40)
+  assert other.wait().tokens == greedy_by_full_forward(tiny("hybrid"), other.prompt, 40, {END})
+  assert (deaf.finish_reason, type(deaf.error), len(deaf.tokens)) == ("cancelled", ZeroDivisionError, 1)
+  assert ours.load() == {"active": 0, "waiting": 0}
+
+
 def test_a_conversation_is_the_prompt_of_its_template():
   conversation = {"messages": [{"role": "user", "content": "Who <|end|> asked?"}]}
   ours = engine()

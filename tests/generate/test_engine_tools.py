@@ -1,10 +1,7 @@
 """Tools whose replies are forced into a text, and texts that follow a grammar."""
 
-import json
-
 import jax
 import jax.numpy as jnp
-import jsonschema
 import pytest
 
 from selfrag_jax.generate import slots
@@ -135,23 +132,3 @@ def test_a_tool_that_fails_or_finds_too_much_ends_its_text_alone(scripted):
 def test_the_calculator_answers_arithmetic_and_nothing_else(query, reply):
   found = Calculator()(query)
   assert found == reply or (reply == "No result: " and (found is None or found.startswith(reply)))
-
-
-SCHEMA = {
-  "type": "object",
-  "properties": {"port": {"enum": ["Cadiz", "Bergen"]}, "ships": {"type": "integer", "minimum": 0, "maximum": 99}},
-  "required": ["port", "ships"],
-  "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_random_model_writes_json_that_fits_a_schema(temperature):
-  engine = Engine(tiny("hybrid"), steps=3)
-  options = {"max_new_tokens": 60, "temperature": temperature}
-  (free,) = engine.submit("abc", **options)
-  texts = engine.submit("abc", num_samples=5, schema=SCHEMA, **options)
-  for text in texts:
-    assert text.wait().finish_reason == "stop"
-    jsonschema.validate(json.loads(text.text), SCHEMA)
-  assert free.wait().tokens == Engine(tiny("hybrid")).submit("abc", **options)[0].wait().tokens

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from selfrag_jax.apps.serve.errors import APIError, invalid
 from selfrag_jax.apps.serve.metrics import Metrics
-from selfrag_jax.apps.serve.texts import Delta, Texts, failure, stopping
+from selfrag_jax.apps.serve.texts import Delta, Texts, failure, late, stopping
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.generate.generation import Generation, GenerationSettings, Piece
 
@@ -71,7 +71,8 @@ class EngineThread:
     self.places, self.is_stopping = places, False
     self.metrics = Metrics(engine.load)
     self._seconds = request_seconds
-    self._readers = ThreadPoolExecutor(2, thread_name_prefix="prompts")  # tokenization and grammars take CPU time
+    self._readers = ThreadPoolExecutor(2, thread_name_prefix="prompts")  # tokenization takes CPU time
+    self._compiler = ThreadPoolExecutor(1, thread_name_prefix="schemas")  # seconds for some; other prompts do not wait
     self._thread = threading.Thread(target=engine.run, name="engine", daemon=True)
 
   def start(self) -> None:
@@ -84,7 +85,8 @@ class EngineThread:
     self.engine.close()
     if self._thread.ident is not None:
       self._thread.join()
-    self._readers.shutdown(cancel_futures=True)
+    for threads in (self._readers, self._compiler):
+      threads.shutdown(cancel_futures=True)
 
   @property
   def is_alive(self) -> bool:
@@ -133,12 +135,16 @@ class EngineThread:
   ) -> AsyncIterator[Writing]:
     """Yield n samples of each prompt as they are written; those that are not finished at the end are cancelled.
 
-    Raises APIError as `reserve`, and 400 for what the engine refuses.
+    Raises APIError as `reserve`, 400 for what the engine refuses, and 504 if it is not queued in time.
     """
     writing = Writing(n * len(prompts), began)
     self.reserve(n * len(prompts))
     with self.timed(writing):
-      await self._submit(writing, prompts, settings, n)
+      try:
+        async with asyncio.timeout(self._seconds):
+          await self._submit(writing, prompts, settings, n)
+      except TimeoutError:
+        raise late(self._seconds) from None
       writing.is_queued = True
       self.metrics.prompt_tokens.inc(sum(map(len, prompts)))
       yield writing
@@ -146,11 +152,11 @@ class EngineThread:
   async def _submit(
     self, writing: Writing, prompts: Sequence[Sequence[int]], settings: GenerationSettings, n: int
   ) -> None:
-    loop = asyncio.get_running_loop()
+    loop, threads = asyncio.get_running_loop(), self._readers if settings.schema is None else self._compiler
     for i, prompt in enumerate(prompts):
       listener = functools.partial(self._listen, loop, writing, i * n)
       call = functools.partial(self.engine.submit, prompt, settings, num_samples=n, listener=listener)
-      future = loop.run_in_executor(self._readers, call)
+      future = loop.run_in_executor(threads, call)
       future.add_done_callback(functools.partial(self._queued, writing, n))
       try:
         await asyncio.shield(future)  # a client that goes now must not leave texts that nobody knows of

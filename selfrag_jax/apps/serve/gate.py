@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import urllib.parse
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -72,8 +71,8 @@ class Gate:
       # a page of another site whose name was pointed at this machine
       raise APIError(403, "this server answers to localhost alone; a proxy before it must send Host: localhost")
     if not self._keys:
-      origin = urllib.parse.urlsplit(headers.get("origin", "")).netloc
-      if headers.get("origin") is not None and origin.lower() != host.lower():
+      origin = headers.get("origin")
+      if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise APIError(403, "pages of other sites may not ask this server, as it has no API key")
     elif path.startswith(NEED_KEY) and not self._keys.admits(headers.get("authorization", "")):
       message = "no API key, or a wrong one: send Authorization: Bearer KEY"

@@ -12,6 +12,7 @@ import uvicorn
 
 from selfrag_jax.apps.ask import open_model
 from selfrag_jax.apps.serve.app import create_app
+from selfrag_jax.apps.serve.connection import Connection
 from selfrag_jax.apps.serve.embedder import Embedder
 from selfrag_jax.apps.serve.keys import VARIABLE, Keys
 from selfrag_jax.apps.serve.knowledge import open_knowledge_bases
@@ -22,6 +23,10 @@ from selfrag_jax.experiments.chat_model import load_with_tokenizer
 from selfrag_jax.experiments.self_rag import last_phase
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.text.printable import printable
+
+BACKLOG = (
+  128  # connections that wait; asyncio tries to accept as many at once, and tells the log of each it cannot have
+)
 
 
 def bind(settings: ServerSettings, keys: Keys) -> socket.socket:
@@ -105,7 +110,8 @@ def configure(services: Services) -> uvicorn.Config:
   """Return how uvicorn shall run the app of services."""
   return uvicorn.Config(
     create_app(services),
-    http="h11",
+    http=Connection,
+    backlog=BACKLOG,
     ws="none",
     lifespan="on",
     log_level="warning",

@@ -49,8 +49,7 @@ class Texts(abc.ABC):
 
   def expire(self, seconds: float) -> None:
     """End the texts because their time is over."""
-    headers = {"x-should-retry": "false"}  # openai's client would ask for the same again, twice
-    self.give(APIError(504, f"not finished within {seconds:g} s: ask for less", code="timeout", headers=headers))
+    self.give(late(seconds))
     self.cancel()
 
   async def deltas(self) -> AsyncIterator[Delta]:
@@ -61,6 +60,12 @@ class Texts(abc.ABC):
         raise given
       self.left -= given.finish_reason is not None
       yield given
+
+
+def late(seconds: float) -> APIError:
+  """Return the error of texts whose time is over."""
+  headers = {"x-should-retry": "false"}  # openai's client would ask for the same again, twice
+  return APIError(504, f"not finished within {seconds:g} s: ask for less", code="timeout", headers=headers)
 
 
 def stopping() -> APIError:
