@@ -21,7 +21,8 @@ TEXTS = make.TEXTS
 def folder(request, tmp_path_factory):
   path = tmp_path_factory.mktemp("formats")
   with tarfile.open(HERE / request.param) as archive:
-    archive.extractall(path, filter="data")
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, Debian's, has none
+    archive.extractall(path)
   return path
 
 
