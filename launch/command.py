@@ -207,7 +207,9 @@ def _in_config(error: BaseException, argv: list[str]) -> str | None:
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return f"{own[0].filename}, line {line}: {kind}{reason}"
   flag = next((arg for arg in argv if arg.startswith(("--config=", "-config="))), "--config")
-  return f"{flag}: {reason}" if "get_config" in reason or isinstance(error, SyntaxError) else None
+  # Python before 3.11.4 tells of null bytes by a ValueError
+  is_of_file = isinstance(error, SyntaxError) or "get_config" in reason or "null bytes" in reason
+  return f"{flag}: {reason}" if is_of_file else None
 
 
 def _parse(argv: list[str]) -> list[str]:
