@@ -13,7 +13,7 @@ from selfrag_jax.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 LONGEST = 100_000  # characters of a schema
-# llguidance follows references by recursion, of at most LONGEST / 10 calls with about 8 KB each
+# llguidance follows references by recursion; the stack of most threads, 8 MB, ends after about 1,000 of them
 STACK = 1 << 28  # bytes of address space; what is not used takes no memory
 KEPT = 8  # compiled schemas
 # the texts beside one with a schema wait while its next token is looked for; errors do not tell what was written

@@ -24,9 +24,8 @@ from selfrag_jax.experiments.self_rag import last_phase
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.text.printable import printable
 
-BACKLOG = (
-  128  # connections that wait; asyncio tries to accept as many at once, and tells the log of each it cannot have
-)
+# connections that wait to be accepted. asyncio tries to accept as many at once, and logs each for which there is no file
+BACKLOG = 128
 
 
 def bind(settings: ServerSettings, keys: Keys) -> socket.socket:
