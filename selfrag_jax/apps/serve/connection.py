@@ -1,10 +1,13 @@
 """Connections of the server, of which there is a limit, and which say in time what they want."""
 
 import asyncio
-import resource
+import sys
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if sys.platform != "win32":
+  import resource
 
 HEADER_SECONDS = 15.0  # from the first byte of a request, or the beginning of a connection, to the end of the headers
 RESERVED = 64  # file descriptors that connections leave to everything else
@@ -57,5 +60,7 @@ class Connection(H11Protocol):
 
 
 def _most() -> int:
+  if sys.platform == "win32":
+    return MOST
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return MOST if soft == resource.RLIM_INFINITY else max(1, min(MOST, soft - RESERVED))

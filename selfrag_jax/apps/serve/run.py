@@ -24,7 +24,7 @@ from selfrag_jax.experiments.self_rag import last_phase
 from selfrag_jax.generate.engine import Engine
 from selfrag_jax.text.printable import printable
 
-# connections that wait to be accepted. asyncio tries to accept as many at once, and logs each for which there is no file
+# connections that wait to be accepted; asyncio tries to accept as many at once, and logs each that it cannot have
 BACKLOG = 128
 
 
