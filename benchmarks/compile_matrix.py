@@ -1,11 +1,14 @@
-"""Search, the Self-RAG memory and REFRAG at real size, for four kinds of absent accelerators: does each program fit?
+"""Every phase at real size, for four kinds of absent accelerators: does each program fit?
 
-  python benchmarks/compile_matrix.py --folder=FOLDER [--model=LLAMA] [--passages=PASSAGES] [--only=refrag:v5p]
+  python benchmarks/compile_matrix.py --folder=FOLDER [--model=LLAMA --embedder=LLAMA --passages=PASSAGES]
+    [--only=refrag:v5p]
 
-`configs/*.py` at the size of a pod, for 256 chips of v5e, v5p and v6e, and 64 H100. FOLDER keeps the plan of each, as
-`launch/compile.py --json` writes it; what is there is not compiled again. LLAMA is a Hugging Face folder of Llama-3-8B,
-of which only `config.json` and the tokenizer are read, PASSAGES questions and passages in the layout of HotpotQA;
-without them REFRAG is left out. It takes hours; H100 needs `pip install -e '.[cuda]'`, the others `'.[tpu]'`.
+`configs/*.py` at the size of a pod, for 256 chips of v5e, v5p and v6e, and 64 H100: search; pretraining; all phases of
+the Self-RAG memory; REFRAG and RAG fine-tuning of Llama-3-8B; the joint training of Llama-3.2-1B as an encoder, and the
+embedding of a knowledge base by it. FOLDER keeps the plan of each, as `launch/compile.py --json` writes it; what is
+there is not compiled again. `--model` and `--embedder` are Hugging Face folders of these two, of which only
+`config.json` and the tokenizer are read, PASSAGES has the files of HotpotQA and the same in the layout of BEIR; what
+needs one that is not given is left out. It takes hours; H100 needs `pip install -e '.[cuda]'`, the others `'.[tpu]'`.
 """
 
 import json
@@ -21,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 FOLDER = flags.DEFINE_string("folder", None, "Where the plans are kept.", required=True)
 MODEL = flags.DEFINE_string("model", None, "A folder with config.json and tokenizer of Llama-3-8B.")
+EMBEDDER = flags.DEFINE_string("embedder", None, "A folder with config.json and tokenizer of Llama-3.2-1B.")
 PASSAGES = flags.DEFINE_string("passages", None, "A folder of questions and passages.")
 ONLY = flags.DEFINE_string("only", None, "One plan, as config:chip; it is compiled in this process.")
 
@@ -32,7 +36,7 @@ PHASES = ("pairs", "pretrain", "memory", "position_recall")
 
 def config_of(name: str, chip: str) -> ml_collections.ConfigDict:
   """Return a config at the size of a pod, with its mesh on the devices of a chip."""
-  from configs import pretrain, refrag, search
+  from configs import encoder, pretrain, rag, refrag, search
   from configs.position_recall import get_config as position_recall
 
   if name == "search":
@@ -47,6 +51,14 @@ def config_of(name: str, chip: str) -> ml_collections.ConfigDict:
     del config.model.vocab_size, config.model.rope
     for phase in PHASES:
       config[phase].batch_size = 256
+  elif name == "rag":
+    config = rag.get_config("smollm2_135m")
+    config.init, config.data.path, config.data.data_set = MODEL.value, PASSAGES.value, "hotpotqa"
+    config.model.update({"remat": "full", "dtype": "bfloat16"})
+    config.rag.update({"batch_size": 256, "accumulate": 1, "max_tokens": 4096})
+  elif name == "encoder":
+    config = encoder.get_config("smollm2_135m")
+    config.init, config.data.path, config.encoder.batch_size = EMBEDDER.value, PASSAGES.value, 1024
   else:
     config = refrag.get_config("llama3_8b_v5p256")
     config.init, config.data.path = MODEL.value, PASSAGES.value
@@ -92,7 +104,9 @@ def main(_) -> None:
   if ONLY.value:
     compile_one(*ONLY.value.split(":"))
     return
-  names = ["search", "pretrain", "position_recall", *(["refrag"] if MODEL.value and PASSAGES.value else [])]
+  names = ["search", "pretrain", "position_recall"]
+  if PASSAGES.value:
+    names += [*(["encoder"] if EMBEDDER.value else []), *(["rag", "refrag"] if MODEL.value else [])]
   print(f"{'chip':6}{'program':42}{'mesh':>10}{'GiB':>8}{'of':>5}{'spare':>7}  fits   compiled in")
   missed = 0
   for chip in CHIPS:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from importlib import metadata
@@ -68,6 +69,20 @@ def platform() -> str:
   """Return the platform that programs are traced for: that of absent devices, or of those that are there."""
   devices = _ABSENT.get()
   return devices[0].platform if devices else jax.default_backend()
+
+
+def local_devices() -> list[Any]:
+  """List the devices of this host, or of the first host of absent ones."""
+  absent = _ABSENT.get()
+  return (
+    [device for device in absent if device.process_index == absent[0].process_index] if absent else jax.local_devices()
+  )
+
+
+def compute_capability() -> float:
+  """Return the compute capability of the NVIDIA GPUs that programs are traced for, such as 9.0; 0 of other devices."""
+  found = str(getattr((_ABSENT.get() or jax.devices())[0], "compute_capability", ""))  # of a GPU by AMD a name
+  return float(found) if re.fullmatch(r"\d+(\.\d+)?", found) else 0.0
 
 
 AxisSize = Annotated[int, Range(-1, LARGEST_SIZE)]

@@ -15,6 +15,9 @@ from jax.extend.core import ClosedJaxpr
 from selfrag_jax.aot.hlo import Instruction, Module, path_of
 
 Work = Counter  # the path of a loop ("" outside of all, "while/while" in an inner one) -> FLOPs of one iteration of it
+# the scores of cuDNN's attention, which are never written
+_SCORES = re.compile(r'"intermediate_tensor_shape":.*?"dimensions": *\[([\d," ]*)\]')
+_WINDOW = re.compile(r'"sliding_window_length": *"?(\d+)')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[\]}]')  # of XLA, of cuBLAS
 
 
@@ -72,7 +75,7 @@ def compiled(module: Module) -> Work:
   """Count the FLOPs of a compiled program on one device: paths are those of `count`.
 
   A loop of known length counts as often as it turns; of the branches of a condition, one counts: see `Module.walk`.
-  The products of a Pallas kernel are not in the text.
+  The products of a Pallas kernel are not in the text. Those of cuDNN's attention follow from its settings.
   """
   work: Work = Counter()
   for where, one, loops in module.walk(one_branch=True):
@@ -80,7 +83,23 @@ def compiled(module: Module) -> Work:
       path, times = path_of(loops)
       shapes = [module.types[where][name][0].shape for name in one.operands]
       work[path] += times * (_compiled_convolution if one.kind == "convolution" else _compiled_dot)(one, *shapes)
+    elif one.kind == "custom-call" and "__cudnn$fmha" in one.rest:
+      path, times = path_of(loops)
+      work[path] += times * _compiled_attention(one)
   return work
+
+
+def _compiled_attention(one: Instruction) -> int:
+  """Count two products forward and five backward, of those pairs of a query and a key that see each other."""
+  found, window = _SCORES.search(one.rest), _WINDOW.search(one.rest)
+  assert found, one
+  batch, heads, queries, keys = map(int, re.findall(r"\d+", found[1]))
+  pairs = queries * keys
+  if "CAUSAL" in one.rest:
+    seen = int(window[1]) if window and int(window[1]) else keys
+    pairs = sum(min(i + 1, seen) for i in range(queries))
+  products = 5 if "Backward" in one.rest else 2
+  return products * 2 * batch * heads * pairs * one.arrays[0].shape[-1]
 
 
 def _compiled_dot(one: Instruction, left: tuple[int, ...], *_: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from selfrag_jax.aot import flops
 from selfrag_jax.aot.hlo import Module, parse
@@ -15,6 +16,11 @@ from selfrag_jax.model.config import StepWork
 
 class Traceable(Protocol):
   """What has programs to compile: a phase of a training, for instance."""
+
+  @property
+  def mesh(self) -> Mesh:
+    """The devices of its programs."""
+    ...
 
   def trace(self) -> dict[str, jax.stages.Traced]:
     """Trace its programs for devices that need not exist."""
@@ -57,9 +63,12 @@ def compile_phases(phases: Mapping[str, Traceable]) -> list[Program]:
   """Compile the programs of a step of each phase for the devices of its mesh, which need not exist."""
   programs = []
   for name, phase in phases.items():
-    for program, traced in phase.trace().items():
+    with jax.set_mesh(phase.mesh):
+      traced_programs = phase.trace()
+    for program, traced in traced_programs.items():
       started = time.monotonic()
-      compiled = traced.lower().compile()
+      with jax.set_mesh(phase.mesh):
+        compiled = traced.lower().compile()
       memory: Any = compiled.memory_analysis()
       results = memory.output_size_in_bytes - memory.alias_size_in_bytes
       sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results

@@ -1,6 +1,5 @@
 """The least time of a compiled program on a chip: of its products, its memory and its interconnect."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -63,7 +62,7 @@ def bounds(program: Program, mesh: Mapping[str, int], chip: Chip) -> dict[str, B
 
   Loops of known length count as often as they turn. Element-wise work is not counted, but for the memory it moves.
   """
-  peak = math.prod(mesh.values()) * chip.flops
+  peak = program.module.n_devices * chip.flops
   moved, sent = hbm.moved(program.module), defaultdict(float)
   for one in collectives(program.text, one_branch=True):
     path, times = path_of(one.loops)
@@ -81,7 +80,7 @@ def utilization(program: Program, mesh: Mapping[str, int], chip: Chip) -> tuple[
   found = bounds(program, mesh, chip)
   if program.useful is None or len(found) > 1:
     return None
-  least = program.useful.flops / (math.prod(mesh.values()) * chip.flops)
+  least = program.useful.flops / (program.module.n_devices * chip.flops)
   return least / found[""].overlapped, least / found[""].in_turn
 
 

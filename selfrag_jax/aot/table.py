@@ -1,6 +1,5 @@
 """What compiled programs need of their devices, as a table and as JSON."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +53,6 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
 def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> None:
   """Print how the programs fit into the devices of a chip, and what they send."""
   print_memory(programs)
-  n = math.prod(mesh.values())
   for program in programs:
     share = program.memory / chip.memory
     fits = advice(program, chip) or f"fits, {1 - share:.0%} to spare"
@@ -62,7 +60,7 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
     for path, bound in bounds(program, mesh, chip).items():
       turn = f"a turn of {path}" if path else "outside of loops"
       times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in bound._asdict().items())
-      print(f"  at least, {turn}: {times} ({program.work[path]:.3g} FLOPs on {n} devices)")
+      print(f"  at least, {turn}: {times} ({program.work[path]:.3g} FLOPs on {program.module.n_devices} devices)")
     if utilized := utilization(program, mesh, chip):
       rates = [f"{tokens:.3g}" for tokens in speed(program, mesh, chip) or ()]
       said = [f"{share:.0%}, {rate} tokens/s" for share, rate in zip(utilized, rates, strict=True)]

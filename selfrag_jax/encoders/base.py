@@ -194,9 +194,9 @@ class TextEncoder(TokenEncoder):
 
 
 def computed_in(dtype: str) -> str:
-  """Return the dtype that `auto` stands for on this backend; return every other name unchanged."""
-  import jax
+  """Return the dtype that `auto` stands for on the devices in use; return every other name unchanged."""
+  from selfrag_jax.mesh import platform
 
   if dtype != "auto":
     return dtype
-  return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  return "float32" if platform() == "cpu" else "bfloat16"

@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from selfrag_jax.mesh import fetch, planning
+from selfrag_jax.mesh import abstract, batch_sharding, fetch, local_devices, make_mesh, planning, replicated
 from selfrag_jax.ragged import pad_rows, power_of_two
 from selfrag_jax.typing import Array, ArrayLike, Params
+
+RowFunction = Callable[[Params, ArrayLike, ArrayLike], Array]
 
 ROW_TOKENS = 8192  # tokens of a batch, padding included
 _report: ContextVar[Callable[[int], Any]] = ContextVar("report", default=lambda rows: None)
@@ -66,8 +67,8 @@ class Spread:
   The parameters are copied to the devices once, at the first batch that can be split evenly over them.
   """
 
-  def __init__(self, function: Callable[[Params, ArrayLike, ArrayLike], Array], params: Params):
-    self._alone, self._mesh = (Mesh(np.array(jax.local_devices()[:n]), ("rows",)) for n in (1, None))
+  def __init__(self, function: RowFunction, params: Params):
+    self._alone, self._mesh = (make_mesh(devices=local_devices()[:n]) for n in (1, None))
     self._is_part = jax.process_count() > 1
     if self._is_part:  # each host embeds alone, and may hold a part of the parameters
       params = jax.device_put(fetch(params), jax.local_devices()[0])
@@ -75,12 +76,19 @@ class Spread:
 
   def __call__(self, tokens: np.ndarray, lengths: np.ndarray) -> Array:
     """Run the function; a batch whose size the number of devices does not divide runs on one device."""
-    mesh = self._alone if len(tokens) % self._mesh.size else self._mesh
-    # the mesh that is set may have devices of other hosts
-    with jax.set_mesh(mesh) if self._is_part else contextlib.nullcontext():
-      if mesh.size == 1:
+    if len(tokens) % self._mesh.size or self._mesh.size == 1:
+      # the mesh that is set may have devices of other hosts
+      with jax.set_mesh(self._alone) if self._is_part else contextlib.nullcontext():
         return self._function(self.params, tokens, lengths)
+    with jax.set_mesh(self._mesh):  # kernels ask for it: the compiler cannot split them
       if self._copies is None:
-        self._copies = jax.device_put(self.params, NamedSharding(mesh, P()))
-      shares = jax.device_put((tokens, lengths), NamedSharding(mesh, P("rows")))
+        self._copies = jax.device_put(self.params, replicated(self._mesh))
+      shares = jax.device_put((tokens, lengths), batch_sharding(self._mesh))
       return self._function(self._copies, *shares)
+
+
+def trace_spread(function: RowFunction, params: Params, time: int, mesh: Mesh) -> jax.stages.Traced:
+  """Trace what `Spread` runs for a full batch of rows of `time` tokens; the devices of the mesh need not exist."""
+  rows = power_of_two(max(ROW_TOKENS // time, 1) + 1) // 2
+  shapes = jax.ShapeDtypeStruct((rows, time), np.int32), jax.ShapeDtypeStruct((rows,), np.int32)
+  return jax.jit(function).trace(abstract(params, replicated(mesh)), *abstract(shapes, batch_sharding(mesh)))

@@ -53,12 +53,13 @@ def read(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
   """
   mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
   tokens, segment_ids = jnp.where(mask, tokens_BxT, 0), mask.astype(jnp.int32)
-  states = hidden_states(config, params, tokens, mask)
+  states = hidden_states(config, params, tokens, lengths_B)
   chunk = max(HEAD_TOKENS // len(tokens), 1)
   log_probs = log_probs_of_states(config, params, states, tokens, segment_ids, chunk=min(chunk, CHUNK))
   surprise = jax.lax.stop_gradient(-log_probs).at[:, 0].set(jnp.asarray(lengths_B) == 1)
   weights = surprise / jnp.maximum(surprise.sum(axis=1, keepdims=True), 1e-9)
-  words: Any = LM(config, unrolled=True).apply(unstack(config, params), tokens, segment_ids, method="first_block")
+  first: Any = LM(config, unrolled=True).apply
+  words = first(unstack(config, params), tokens, jnp.asarray(lengths_B), method="first_block")
   vectors = jnp.concatenate([mean_pool(words, weights), mean_pool(states, weights)], axis=1)
   return Reading(vectors, log_probs)
 

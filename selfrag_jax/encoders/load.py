@@ -7,7 +7,6 @@ from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.storage.json_lines import read_json_object
 
 TOKEN_BAG = "token-bag"
-LANGUAGE_MODELS = ("llama", "mamba2")  # their `model_type` in config.json
 EXPECTED = "the config of a BERT or a language model as transformers writes it"
 
 
@@ -35,6 +34,7 @@ def load_text_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -
   """
   from selfrag_jax.encoders import bert
   from selfrag_jax.encoders.language_model import LMEncoder
+  from selfrag_jax.model.layouts import HUGGING_FACE
   from selfrag_jax.model.pretrained import SMOLLM2
 
   name = os.fspath(source)
@@ -42,6 +42,6 @@ def load_text_encoder(source: str | os.PathLike = MINILM, dtype: str = "auto") -
     return LMEncoder.load(name, dtype)
   folder = bert.locate_bert(source)
   config = folder / bert.CONFIG
-  if config.exists() and read_json_object(config, EXPECTED).get("model_type") in LANGUAGE_MODELS:
+  if config.exists() and read_json_object(config, EXPECTED).get("model_type") in tuple(HUGGING_FACE):
     return LMEncoder.load(name, dtype)
   return bert.BertEncoder(*bert.read_bert(folder, computed_in(dtype)))

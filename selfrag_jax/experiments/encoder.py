@@ -5,10 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from selfrag_jax.aot.programs import Traceable
+from selfrag_jax.encoders.base import TextEncoder
+from selfrag_jax.encoders.batches import trace_spread
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
+from selfrag_jax.mesh import local_devices, make_mesh
+from selfrag_jax.model.config import StepWork
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import LoopConfig
@@ -57,7 +63,31 @@ class Experiment(ranking.RankingExperiment):
     return score(retriever, self.data[part])
 
 
-build, planned, run = Experiment, ranking.planned, ranking.run
+@dataclasses.dataclass
+class Embedding:
+  """The program that embeds the longest documents of a knowledge base on the devices of one host."""
+
+  encoder: TextEncoder
+
+  @property
+  def mesh(self) -> Mesh:
+    return make_mesh(devices=local_devices())
+
+  def trace(self) -> dict[str, jax.stages.Traced]:
+    """Trace the program for devices that need not exist."""
+    return {"embedding": trace_spread(self.encoder.apply, self.encoder.params, self.encoder.max_tokens, self.mesh)}
+
+  def model_work(self) -> StepWork | None:
+    """Return None: nothing is trained."""
+    return None
+
+
+def planned(experiment: Experiment) -> dict[str, Traceable]:
+  """Make what is compiled: the phase, and the embedding of a knowledge base."""
+  return {**ranking.planned(experiment), "knowledge base": Embedding(experiment.encoder)}
+
+
+build, run = Experiment, ranking.run
 evaluate, value_names = ranking.evaluate, ranking.value_names
 
 

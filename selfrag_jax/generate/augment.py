@@ -44,7 +44,7 @@ def embed(
   if pooling == "cls":
     tokens = jnp.pad(tokens, ((0, 0), (0, 1))).at[jnp.arange(len(tokens)), lengths].set(ids.sep)
     lengths = lengths + 1
-  hidden = hidden_states(model, params, tokens, length_mask(lengths, tokens.shape[1], jnp))
+  hidden = hidden_states(model, params, tokens, lengths)
   position, last = jnp.arange(tokens.shape[1])[None, :], (lengths - 1)[:, None]
   chosen = position <= last if pooling == "mean" else position == last
   return mean_pool(hidden, chosen & (lengths_B > 0)[:, None])
@@ -86,7 +86,7 @@ def input_logits(
   model: ModelConfig, params: Params, tokens_BxS: Array, lengths_B: Array, starts_B: Array, time: int
 ) -> Array:
   """Return the logits [B, time, V] of the input part of augmented rows; it begins at `starts_B`."""
-  hidden = hidden_states(model, params, tokens_BxS, length_mask(lengths_B, tokens_BxS.shape[1], jnp))
+  hidden = hidden_states(model, params, tokens_BxS, lengths_B)
   at = jnp.minimum(starts_B[:, None] + jnp.arange(time)[None, :], tokens_BxS.shape[1] - 1)
   hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
   return jnp.asarray(LM(model).apply(params, hidden, method="logits"))

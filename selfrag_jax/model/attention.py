@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from selfrag_jax.mesh import constrain, platform
-from selfrag_jax.model import attention_tpu, sequence
+from selfrag_jax.model import attention_gpu, attention_tpu, sequence
 from selfrag_jax.model.cache import KVCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig
 from selfrag_jax.model.layers import (
@@ -95,13 +95,18 @@ class Attention(nn.Module):
   def _finish(self, attended_BxHxTxE: Array) -> Array:
     return linear(jnp.swapaxes(attended_BxHxTxE, 1, 2), self.output, contracted=2, dtype=self.config.matmul_dtype)
 
-  def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
+  def __call__(
+    self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array, lengths_B: Array | None = None
+  ) -> Array:
     q, k, v = self._project(x_BxTxD, positions_BxT)
     k, v = (sequence.every(x, 2, heads=1) for x in (k, v))
     segment_ids_BxS = sequence.every(segment_ids_BxT, 1)
     window, how = self.spec.window, (self.config.attention_softcap, self.config.attention_multiplier)
-    if self.config.kernels == "auto" and attention_tpu.fits(q, k):
+    has_kernels = self.config.kernels == "auto"
+    if has_kernels and attention_tpu.fits(q, k):
       return self._finish(attention_tpu.attend(q, k, v, segment_ids_BxT, segment_ids_BxS, window, *how))
+    if has_kernels and lengths_B is not None and attention_gpu.fits(q, k, softcap=how[0]):
+      return self._finish(checkpoint_name(attention_gpu.attend(q, k, v, lengths_B, window, how[1]), MIXED))
     time = x_BxTxD.shape[1]
     mask = causal_mask(sequence.part() * time + jnp.arange(time), jnp.arange(k.shape[2]), window)[None]
     mask &= segment_ids_BxT[:, :, None] == segment_ids_BxS[:, None, :]

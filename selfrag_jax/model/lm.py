@@ -22,9 +22,10 @@ from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
 from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
 from selfrag_jax.model.products import product
-from selfrag_jax.model.sequence import on_parts
+from selfrag_jax.model.sequence import is_split, on_parts
 from selfrag_jax.model.ssd_tpu import LANES, SUBLANES
 from selfrag_jax.model.vocabulary import look_up, whole
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.typing import Array, Params, PRNGKey
 
 REMAT_POLICIES = {
@@ -68,9 +69,10 @@ class Block(nn.Module):
     x = self._add(x, self.mlp(self.mlp_norm(x)), "mlp_post_norm") if self.has_mlp else x
     return constrain(x, "batch", "time", None)
 
-  def __call__(self, x_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
+  def __call__(self, x_BxTxD: Array, *rows: Array | None) -> Array:
+    """Mix and add; `rows` are positions [B, T], segment ids [B, T], and lengths [B] or None, see `LM`."""
     with jax.named_scope(self.spec.kind):
-      return self._finish(x_BxTxD, self.mixer(self.mixer_norm(x_BxTxD), positions_BxT, segment_ids_BxT))
+      return self._finish(x_BxTxD, self.mixer(self.mixer_norm(x_BxTxD), *rows))
 
   def extend(
     self, x_BxTxD: Array, positions_BxT: Array, real_BxT: Array, cache: KVCache | SSMCache
@@ -87,9 +89,9 @@ class Unit(nn.Module):
   specs: tuple[LayerSpec, ...]
 
   @nn.compact
-  def __call__(self, x: Array, positions: Array, segment_ids: Array) -> tuple[Array, None]:
+  def __call__(self, x: Array, *rows: Array | None) -> tuple[Array, None]:
     for i, spec in enumerate(self.specs):
-      x = Block(self.config, spec, name=f"layer_{i}")(x, positions, segment_ids)
+      x = Block(self.config, spec, name=f"layer_{i}")(x, *rows)
     return x, None
 
 
@@ -119,7 +121,7 @@ class LM(nn.Module):
       unit_cls,
       variable_axes={"params": 0, "lora": 0},
       split_rngs={"params": True},
-      in_axes=(nn.broadcast, nn.broadcast),  # type: ignore[arg-type]  # Linen's own idiom
+      in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),  # type: ignore[arg-type]  # Linen's own idiom
       length=repeats,
       metadata_params={nn.PARTITION_NAME: "layers"},
     )(c, unit)
@@ -131,30 +133,39 @@ class LM(nn.Module):
       return constrain(x if factor == 1 else x * factor, "batch", "time", None)
 
   def __call__(
-    self, tokens_BxT: Array, segment_ids_BxT: Array | None = None, positions_BxT: Array | None = None
+    self,
+    tokens_BxT: Array,
+    segment_ids_BxT: Array | None = None,
+    positions_BxT: Array | None = None,
+    lengths_B: Array | None = None,
   ) -> Array:
     """Return the hidden states [B, T, D] after the final norm.
 
     `segment_ids` int32 [B, T] separate packed documents, 0 is padding (None: one document a row); `positions` restart
-    in every segment (None: they are counted).
+    in every segment (None: they are counted). `lengths` int32 [B] say that each row is one document of so many tokens
+    and then padding, as some kernels need it: see `attention_gpu`.
     """
     if segment_ids_BxT is None:
-      segment_ids_BxT = jnp.ones(tokens_BxT.shape, jnp.int32)
+      segment_ids_BxT, lengths_B = one_document(tokens_BxT, lengths_B)
     if positions_BxT is None:
       positions_BxT = segment_positions(segment_ids_BxT)
     x = self._embed_tokens(tokens_BxT)
     if self.unrolled:
       for layer in self.layers:
-        x = layer(x, positions_BxT, segment_ids_BxT)
+        x = layer(x, positions_BxT, segment_ids_BxT, lengths_B)
     else:
       for segment in self.segments:
-        x, _ = segment(x, positions_BxT, segment_ids_BxT)
+        x, _ = segment(x, positions_BxT, segment_ids_BxT, lengths_B)
     return self.final_norm(x)
 
-  def first_block(self, tokens_BxT: Array, segment_ids_BxT: Array) -> Array:
-    """Return what the states [B, T, D] would be without the blocks after the first; needs `unrolled` parameters."""
-    positions = segment_positions(segment_ids_BxT)
-    return self.final_norm(self.layers[0](self._embed_tokens(tokens_BxT), positions, segment_ids_BxT))
+  def first_block(self, tokens_BxT: Array, lengths_B: Array) -> Array:
+    """Return the states [B, T, D] of right-padded rows without the blocks after the first.
+
+    Needs `unrolled` parameters.
+    """
+    segment_ids, lengths = one_document(tokens_BxT, lengths_B)
+    x = self._embed_tokens(tokens_BxT)
+    return self.final_norm(self.layers[0](x, segment_positions(segment_ids), segment_ids, lengths))
 
   def logits(self, hidden: Array) -> Array:
     """Return the logits [..., V] in at least float32, with V padded; padding ids get the lowest finite number."""
@@ -194,16 +205,27 @@ class LM(nn.Module):
 
 
 def packed_states(
-  config: ModelConfig, params: Params, tokens_BxT: Array, segment_ids_BxT: Array | None = None
+  config: ModelConfig,
+  params: Params,
+  tokens_BxT: Array,
+  segment_ids_BxT: Array | None = None,
+  lengths_B: Array | None = None,
 ) -> Array:
   """Return the hidden states [B, T, D] of stacked parameters as `LM` does, the tokens split over the mesh in use."""
   if segment_ids_BxT is None:
-    segment_ids_BxT = jnp.ones(tokens_BxT.shape, jnp.int32)
+    segment_ids_BxT, lengths_B = one_document(tokens_BxT, lengths_B)
   apply: Any = LM(config).apply
-  if whole.value:  # a rollout encodes short queries
-    return apply(params, tokens_BxT, segment_ids_BxT)
   rows = tokens_BxT, segment_ids_BxT, segment_positions(segment_ids_BxT)
+  if whole.value or not is_split():  # a rollout encodes short queries
+    return apply(params, *rows, lengths_B)
   return on_parts(apply, params, *rows, multiple=_least_part(config, tokens_BxT.shape[1]))
+
+
+def one_document(tokens_BxT: Array, lengths_B: Array | None) -> tuple[Array, Array]:
+  """Return segment ids [B, T] and lengths [B] of right-padded rows of one document each (None: without padding)."""
+  batch, time = jnp.shape(tokens_BxT)
+  lengths = jnp.full(batch, time, jnp.int32) if lengths_B is None else jnp.asarray(lengths_B, jnp.int32)
+  return length_mask(lengths, time, jnp).astype(jnp.int32), lengths
 
 
 def _least_part(config: ModelConfig, time: int) -> int:

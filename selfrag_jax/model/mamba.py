@@ -91,8 +91,10 @@ class Mamba(nn.Module):
   def _decay(self) -> Array:
     return -jnp.exp(self.a_log.astype(accumulation_dtype(self.a_log.dtype)))
 
-  def __call__(self, u_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array) -> Array:
-    """Mix packed rows. Segment 0 is padding; nothing passes between segments. Positions, for attention, are unused."""
+  def __call__(
+    self, u_BxTxD: Array, positions_BxT: Array, segment_ids_BxT: Array, lengths_B: Array | None = None
+  ) -> Array:
+    """Mix packed rows. Segment 0 is padding; nothing passes between segments. The rest, for attention, is unused."""
     z, xbc, dt = self._project(u_BxTxD, segment_ids_BxT != 0)
     xbc = causal_conv(xbc, self.conv_kernel, self.conv_bias.astype(xbc.dtype), segment_ids_BxT)
     x, b, cc = self._split(xbc)

@@ -6,12 +6,15 @@ import jax.numpy as jnp
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.lm import packed_states
+from selfrag_jax.ragged import length_mask
 from selfrag_jax.typing import Array, ArrayLike, Params
 
 
-def hidden_states(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, mask_BxT: ArrayLike) -> Array:
-  """Return the hidden states [B, T, D] of the tokens where `mask` bool [B, T], arbitrary values elsewhere."""
-  return packed_states(config, params, jnp.where(mask_BxT, tokens_BxT, 0), jnp.asarray(mask_BxT, jnp.int32))
+def hidden_states(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
+  """Return the hidden states [B, T, D] of right-padded rows, arbitrary values at pads, whose tokens do not matter."""
+  lengths = jnp.asarray(lengths_B)
+  tokens = jnp.where(length_mask(lengths, jnp.shape(tokens_BxT)[1], jnp), tokens_BxT, 0)
+  return packed_states(config, params, tokens, lengths_B=lengths)
 
 
 def mean_pool(hidden_BxTxD: Array, mask_BxT: ArrayLike) -> Array:

@@ -6,7 +6,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.layers import accumulation_dtype
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.ragged import last_entries, length_mask
+from selfrag_jax.ragged import last_entries
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 
@@ -23,7 +23,6 @@ def add_head(config: ModelConfig, model: Params) -> Params:
 def score(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
   """Score right-padded conversations, [B] in at least float32: the head on the hidden state of their last tokens."""
   lengths = jnp.asarray(lengths_B)
-  mask = length_mask(lengths, jnp.shape(tokens_BxT)[1], jnp)
-  states_BxD = last_entries(hidden_states(config, params["model"], tokens_BxT, mask), lengths, jnp)
+  states_BxD = last_entries(hidden_states(config, params["model"], tokens_BxT, lengths), lengths, jnp)
   head, dtype = params["head"], accumulation_dtype(states_BxD.dtype)  # bfloat16 would round close scores to ties
   return jnp.einsum("bd,d->b", states_BxD.astype(dtype), head["kernel"], precision="highest") + head["bias"]

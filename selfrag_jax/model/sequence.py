@@ -16,6 +16,11 @@ from selfrag_jax.typing import Array, Params
 AXIS = "sequence"
 
 
+def is_split() -> bool:
+  """Tell whether the mesh in use splits the tokens of rows."""
+  return dict(jax.sharding.get_abstract_mesh().shape).get(AXIS, 1) > 1
+
+
 def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array, multiple: int = 1) -> Array:
   """Compute `of_rows(params, *rows)`, [B, T, D], with the tokens of each row split over the mesh in use.
 

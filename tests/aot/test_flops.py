@@ -131,3 +131,23 @@ def test_a_product_of_cublas_is_read_from_its_settings():
   text = "HloModule f\n\nENTRY %main () -> f32[] {\n  %x = bf16[8,64,128]{2,1,0} parameter(0)\n"
   text += "  %y = bf16[8,512,64]{2,1,0} parameter(1)\n" + line + "}\n"
   assert compiled(parse(text)) == {"": 2 * 8 * 128 * 512 * 64}
+
+
+@pytest.mark.parametrize(
+  ("target", "mask", "window", "products", "pairs"),
+  [
+    ("Softmax", "PADDING_CAUSAL", 0, 2, 64 * 65 // 2),
+    ("SoftmaxBackward", "PADDING_CAUSAL", 0, 5, 64 * 65 // 2),
+    ("Softmax", "CAUSAL", 2, 2, 1 + 63 * 2),
+    ("Softmax", "NO_MASK", 0, 2, 64 * 64),
+  ],
+)
+def test_the_attention_of_cudnn_is_read_from_its_settings(target, mask, window, products, pairs):
+  line = (
+    "  %a = (bf16[3,8,64,32]{3,1,2,0}, f32[3,8,64]{2,1,0}, u8[0]{0}) custom-call(%q, %k, %v, %n, %n), "
+    f'custom_call_target="__cudnn$fmha{target}", backend_config={{"cudnn_fmha_backend_config": {{"fmha_scale": 0.125, '
+    '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["3", "8", "64", "64"], "tuple_shapes": []}, '
+    f'"mask_type": "{mask}", "sliding_window_length": {window}}}}}'
+  )
+  text = f"HloModule m, entry_computation_layout={{()->()}}\n\nENTRY %main (q: bf16[3,64,8,32]) -> () {{\n{line}\n}}\n"
+  assert compiled(parse(text)) == {"": products * 2 * 3 * 8 * pairs * 32}

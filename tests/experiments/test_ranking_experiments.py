@@ -12,8 +12,10 @@ import torch
 import transformers
 
 from configs import encoder as encoder_config
+from selfrag_jax.aot.chips import topology
+from selfrag_jax.aot.collectives import collectives
 from selfrag_jax.encoders.load import load_text_encoder
-from selfrag_jax.experiments import encoder
+from selfrag_jax.experiments import base, encoder
 from selfrag_jax.metrics.retrieval import all_found
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval.base import load
@@ -80,6 +82,18 @@ def test_that_no_model_can_be_written_to_object_storage_is_said_before_the_train
   config.data.path, config.init = str(folder), str(folder / "bert")
   with pytest.raises(ValueError, match="gs://bucket/run is object storage, to which no encoder can be written"):
     encoder.run(encoder.build(config.to_dict()), "gs://bucket/run")
+
+
+def test_a_plan_has_the_training_and_the_embedding_of_a_knowledge_base(folder):
+  config = encoder_config.get_config()
+  config.data.path, config.init, config.encoder.batch_size = str(folder), str(folder / "bert"), 4
+  update, embedding = base.plan(config.to_dict(), topology("v5e:2x2")[1])[1]
+  assert (update.name, embedding.name) == ("encoder update", "knowledge base embedding")
+  assert embedding.module.n_devices == 4
+  assert update.useful is embedding.useful is None
+  assert collectives(update.text)
+  assert not collectives(embedding.text)  # each device has all weights and rows of its own
+  assert embedding.arguments < 2**19
 
 
 @pytest.mark.parametrize("config", ["encoder", "rerank"])

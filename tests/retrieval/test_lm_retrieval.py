@@ -68,6 +68,29 @@ def test_vectors_are_states_weighted_by_surprise_and_padding_changes_nothing(fol
       np.testing.assert_allclose(torch.nn.functional.normalize(mean, dim=0).numpy(), vector, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["granite", "gemma"])
+def test_other_families_embed_too(folder, tmp_path, name):
+  sizes = dict(vocab_size=300, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+  if name == "granite":
+    model = transformers.GraniteMoeHybridForCausalLM(
+      transformers.GraniteMoeHybridConfig(
+        **sizes, layer_types=["linear_attention", "full_attention"], shared_intermediate_size=48, num_local_experts=0,
+        mamba_n_heads=8, mamba_d_head=8, mamba_d_state=4,
+      )
+    )  # fmt: skip
+  else:
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes, head_dim=8, intermediate_size=48))
+  model.save_pretrained(tmp_path / name)
+  shutil.copy(folder / "tokenizer.json", tmp_path / name)
+  encoder = load_encoder(tmp_path / name)
+  assert isinstance(encoder, LMEncoder)
+  states = model.eval().model(torch.tensor(encoder.tokens(["zebra and town"]))).last_hidden_state[0].detach().numpy()
+  found = np.asarray(encoder.apply(encoder.params, *pad_rows(encoder.tokens(["zebra and town"]), 16)))[0, 32:]
+  weights = np.linalg.lstsq(states.T, found, rcond=None)[0]  # the second half is a mix of the last states
+  np.testing.assert_allclose(weights @ states, found, atol=1e-3)
+  assert abs(weights[0]) < 1e-3 < weights[1:].min()
+
+
 def test_queries_have_a_mean_of_their_own(folder, tmp_path):
   """States of questions share a direction that says nothing about their documents."""
   encoder = LMEncoder.load(folder)

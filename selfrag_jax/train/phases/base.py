@@ -142,6 +142,11 @@ class GradientPhase(abc.ABC):
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:  # noqa: B027, most phases go on
     """Look at the metrics of a step; raise TrainingError to end the training."""
 
+  @property
+  def mesh(self) -> Mesh:
+    """The devices that it trains on."""
+    return self._mesh
+
   def trace(self) -> dict[str, jax.stages.Traced]:
     """Trace the programs of a step for the devices of the mesh, which need not exist."""
     return {"update": self._trace_update(self.batch(0))}

@@ -19,7 +19,7 @@ from selfrag_jax.mesh import check_batch, gathered, own_rows, spread
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.ragged import length_mask, pad_rows
+from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.text.chat import render_conversation
@@ -263,9 +263,10 @@ class Refrag(GradientPhase):
 
   def _loss(self, params: Params, batch: Experience, *reference: Params) -> LossSums:
     tokens = batch.tokens
-    segment_ids = length_mask(batch.lengths, tokens.shape[1], jnp).astype(jnp.int32)
     temperature = self._rollout.sampling.temperature
-    log_probs = lambda p: sequence_log_probs(self._model, p, tokens, segment_ids, temperature=temperature)
+    log_probs = lambda p: sequence_log_probs(
+      self._model, p, tokens, lengths_B=jnp.asarray(batch.lengths), temperature=temperature
+    )
     sums = policy_loss(
       log_probs(params),
       batch.log_probs,
@@ -285,9 +286,8 @@ class Refrag(GradientPhase):
     The policy did not write them: there is no old probability, and the ratio stays at 1.
     """
     config, (advantage, kept, lengths, sampled, tokens) = self._config, map(jnp.asarray, batch)
-    segment_ids = length_mask(lengths, tokens.shape[1], jnp).astype(jnp.int32)
     temperature = self._rollout.sampling.temperature
-    log_probs = sequence_log_probs(self._model, params, tokens, segment_ids, temperature=temperature)
+    log_probs = sequence_log_probs(self._model, params, tokens, lengths_B=lengths, temperature=temperature)
     old, mask = jax.lax.stop_gradient(log_probs), sampled & kept[:, None]
     return policy_loss(log_probs, old, advantage, mask, clip_low=config.clip_low, clip_high=config.clip_high)
 
