@@ -7,8 +7,9 @@
 the Self-RAG memory; REFRAG and RAG fine-tuning of Llama-3-8B; the joint training of Llama-3.2-1B as an encoder, and the
 embedding of a knowledge base by it. FOLDER keeps the plan of each, as `launch/compile.py --json` writes it; what is
 there is not compiled again. `--model` and `--embedder` are Hugging Face folders of these two, of which only
-`config.json` and the tokenizer are read, PASSAGES has the files of HotpotQA and the same in the layout of BEIR; what
-needs one that is not given is left out. It takes hours; H100 needs `pip install -e '.[cuda]'`, the others `'.[tpu]'`.
+`config.json` and the tokenizer are read, PASSAGES has questions of HotpotQA (`questions.json`) and the same in the
+layout of BEIR; what needs one that is not given is left out. It takes hours; H100 needs `pip install -e '.[cuda]'`,
+the others `'.[tpu]'`.
 """
 
 import json
@@ -53,7 +54,8 @@ def config_of(name: str, chip: str) -> ml_collections.ConfigDict:
       config[phase].batch_size = 256
   elif name == "rag":
     config = rag.get_config("smollm2_135m")
-    config.init, config.data.path, config.data.data_set = MODEL.value, PASSAGES.value, "hotpotqa"
+    config.init, config.data.path = MODEL.value, str(Path(PASSAGES.value) / "questions.json")
+    config.data.data_set = "hotpotqa"
     config.model.update({"remat": "full", "dtype": "bfloat16"})
     config.rag.update({"batch_size": 256, "accumulate": 1, "max_tokens": 4096})
   elif name == "encoder":

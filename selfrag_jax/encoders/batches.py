@@ -88,7 +88,8 @@ class Spread:
 
 
 def trace_spread(function: RowFunction, params: Params, time: int, mesh: Mesh) -> jax.stages.Traced:
-  """Trace what `Spread` runs for a full batch of rows of `time` tokens; the devices of the mesh need not exist."""
-  rows = power_of_two(max(ROW_TOKENS // time, 1) + 1) // 2
+  """Trace what `Spread` runs for a full batch of rows of `time` tokens, on every host of a mesh that need not exist."""
+  rows, own = power_of_two(max(ROW_TOKENS // time, 1) + 1) // 2, len(local_devices())
+  rows *= mesh.size if rows % own else mesh.size // own
   shapes = jax.ShapeDtypeStruct((rows, time), np.int32), jax.ShapeDtypeStruct((rows,), np.int32)
   return jax.jit(function).trace(abstract(params, replicated(mesh)), *abstract(shapes, batch_sharding(mesh)))

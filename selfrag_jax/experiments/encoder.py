@@ -13,7 +13,7 @@ from selfrag_jax.encoders.batches import trace_spread
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
 from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
-from selfrag_jax.mesh import local_devices, make_mesh
+from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import StepWork
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.tasks.ranking import RankingTask
@@ -65,13 +65,13 @@ class Experiment(ranking.RankingExperiment):
 
 @dataclasses.dataclass
 class Embedding:
-  """The program that embeds the longest documents of a knowledge base on the devices of one host."""
+  """The program that embeds the longest documents of a knowledge base, on every host alone."""
 
   encoder: TextEncoder
 
   @property
   def mesh(self) -> Mesh:
-    return make_mesh(devices=local_devices())
+    return make_mesh()
 
   def trace(self) -> dict[str, jax.stages.Traced]:
     """Trace the program for devices that need not exist."""

@@ -1,6 +1,7 @@
 """Who may ask the server, from where, and how much: keys, hosts, origins, bodies, and the form of every error."""
 
 import json
+import os
 import socket
 
 import pytest
@@ -54,6 +55,16 @@ def test_each_of_the_keys_opens_the_server_and_the_status_is_open(locked):
   for key in (KEY, "another-key-of-a-test"):
     assert locked.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
   assert [locked.get(path).status_code for path in ("/health", "/ready", "/openapi.json")] == [200, 200, 200]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no such permissions there")
+@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 0), (0o604, 1)])
+def test_a_file_of_keys_that_all_may_read_is_told_of(tmp_path, caplog, mode, told):
+  (tmp_path / "keys").write_text(KEY)
+  (tmp_path / "keys").chmod(mode)
+  assert read_keys(str(tmp_path / "keys"))
+  assert [record.getMessage().endswith(f"chmod o-r {tmp_path / 'keys'}") for record in caplog.records] == [True] * told
+  assert KEY not in caplog.text
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
@@ -187,6 +198,7 @@ def test_a_malformed_body_is_an_error_of_the_client(open_server, body, kind, mes
     ),
     ({"messages": [{"role": "assistant", "content": "x"}]}, None, "the last message is the assistant's"),
     ({"stop": [""]}, "stop.0", "at least 1 character"),
+    ({"stop": ["a"] * 100}, "stop", "at most 16 items"),
     ({"tools": [{}]}, "tools", "at most 0 items"),
     ({"top_logprobs": 5}, "top_logprobs", "less than or equal to 0"),
     ({"stream_options": {"include_usage": True}}, None, "stream_options is for streams"),

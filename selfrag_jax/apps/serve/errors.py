@@ -77,9 +77,10 @@ def add_handlers(app: FastAPI) -> None:
 
 def _malformed(error: RequestValidationError) -> APIError:
   # of a value that may have several types, the deepest error is of the type that it is nearest to
-  first = max(error.errors(), key=lambda each: len(each["loc"]))
-  where = [str(place) for place in first["loc"][1:]]
-  param = ".".join(place for place in where if not _TYPE.fullmatch(place))[:100] or None
+  deepest = max(error.errors(), key=lambda each: len(each["loc"]))
+  where, param = _places(deepest)
+  of_value = [each for each in error.errors() if len(each["loc"]) == len(deepest["loc"]) and _places(each)[1] == param]
+  first = max(of_value, key=lambda each: not each["type"].endswith("_type"))  # or of the type that it has
   if first["type"] == "json_invalid":
     return APIError(400, f"the body is no JSON: {first['ctx']['error']}", code="invalid_json")
   if first["type"] == "extra_forbidden":
@@ -90,3 +91,9 @@ def _malformed(error: RequestValidationError) -> APIError:
     return APIError(400, message, code="invalid_json")
   message = first["msg"].removeprefix("Value error, ")
   return APIError(400, f"{param}: {message}" if param else message, param=param, code="invalid_value")
+
+
+def _places(error: dict[str, Any]) -> tuple[list[str], str | None]:
+  """Return the places of an error in the body, and the name of the value that they lead to."""
+  where = [str(place) for place in error["loc"][1:]]
+  return where, ".".join(place for place in where if not _TYPE.fullmatch(place))[:100] or None

@@ -3,7 +3,10 @@
 import hashlib
 import hmac
 import os
+import stat
 from pathlib import Path
+
+from absl import logging
 
 VARIABLE = "SELFRAG_API_KEYS"
 SHORTEST = 16  # characters: a shorter key can be guessed
@@ -51,4 +54,6 @@ def read_keys(file: str | None) -> Keys:
   keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
   if not keys:
     raise ValueError(f"{file} has no API key; write one a line, as `openssl rand -hex 16` makes")
+  if os.name == "posix" and Path(file).stat().st_mode & stat.S_IROTH:
+    logging.warning("every user of this machine can read the API keys in %s: chmod o-r %s", file, file)
   return Keys(keys)
