@@ -27,7 +27,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import token_log_probs
 from selfrag_jax.model.lm import LM, unstack
 from selfrag_jax.model.pooling import hidden_states
-from selfrag_jax.ragged import length_mask, pad_rows, pad_to_powers, power_of_two
+from selfrag_jax.ragged import pad_rows, pad_to_powers, power_of_two
 from selfrag_jax.text.rows import check_ordinary, encode, input_rows
 from selfrag_jax.typing import Array, ArrayLike, Params
 
@@ -152,7 +152,7 @@ class SelfRAGModel:
     """Return the hidden states [B, T, D] of the inputs, without the head; T is the longest length."""
     rows = self._rows(inputs)
     tokens, lengths = pad_to_powers(rows)
-    hidden = _hidden_jit(self.model, self.params, tokens, length_mask(lengths, tokens.shape[1], jnp))
+    hidden = _hidden_jit(self.model, self.params, tokens, lengths)
     return hidden[: len(rows), : max(map(len, rows))]
 
   def embed(self, inputs: Inputs, *, queries: bool = False) -> np.ndarray:

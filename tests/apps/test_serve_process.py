@@ -39,6 +39,7 @@ def workdir(tmp_path_factory):
 def test_the_launcher_serves_a_run_and_its_places(workdir, tmp_path):
   keys = tmp_path / "keys"
   keys.write_text(f"{KEY}\n")
+  keys.chmod(0o600)
   flags = [f"--model={workdir}", "--port=0", f"--memory={tmp_path / 'memory'}", f"--api_keys={keys}", "--name=mine"]
   flags.append(f"--knowledge_base=facts={build(tmp_path / 'facts')}")
   server = Process([sys.executable, str(ROOT / "launch" / "serve.py"), *flags])
@@ -90,6 +91,7 @@ def held(tmp_path_factory):
 def test_a_mistake_is_one_line(workdir, held, tmp_path, flags, message):
   (tmp_path / "EMPTY").write_text("\n")
   (tmp_path / "GOOD").write_text(KEY)
+  (tmp_path / "GOOD").chmod(0o600)
   names = {"EMPTY": str(tmp_path / "EMPTY"), "GOOD": str(tmp_path / "GOOD"), **held}
   filled = lambda text: re.sub(r"\b(?:EMPTY|GOOD|PORT|MEMORY)\b", lambda found: names[found[0]], text)
   run = launch("launch/serve.py", f"--model={workdir}", "--port=0", *map(filled, flags))
