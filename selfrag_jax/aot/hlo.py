@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)[a-z\d]*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$\w+)"')
 
 
 class Array(NamedTuple):
@@ -119,6 +121,15 @@ class Module:
         for part in parts:
           yield from self.walk(into, part, loops, one_branch=one_branch)
       yield name, instruction, loops
+
+  @functools.cached_property
+  def kernels(self) -> Counter[str]:
+    """How many calls of each Pallas kernel for TPUs and of each function of cuDNN it has, loops not unrolled."""
+    called: Counter[str] = Counter()
+    for _, one, _ in self.walk():
+      if one.kind == "custom-call" and (target := _KERNEL.search(one.rest)):
+        called[one.name.split(".")[0] if target[1] == "tpu_custom_call" else target[1].strip("_")] += 1
+    return called
 
   def _size_of(self, computation: str) -> int:
     """Return the bytes of all that a computation makes."""

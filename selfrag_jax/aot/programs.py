@@ -1,6 +1,7 @@
 """Programs that are compiled and not run."""
 
 import functools
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -64,18 +65,20 @@ def compile_phases(phases: Mapping[str, Traceable]) -> list[Program]:
   programs = []
   for name, phase in phases.items():
     with jax.set_mesh(phase.mesh):
-      traced_programs = phase.trace()
-    for program, traced in traced_programs.items():
-      started = time.monotonic()
-      with jax.set_mesh(phase.mesh):
-        compiled = traced.lower().compile()
-      memory: Any = compiled.memory_analysis()
-      results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-      sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
-      seconds = time.monotonic() - started
-      text, useful = compiled.as_text() or "", phase.model_work() if program == "update" else None
-      programs.append(Program(f"{name} {program}", *sizes, seconds, text, _work(traced, _parse(text)), useful))
+      for program, traced in phase.trace().items():
+        programs.append(_compile(f"{name} {program}", traced, phase.model_work() if program == "update" else None))
   return programs
+
+
+def _compile(name: str, traced: jax.stages.Traced, useful: StepWork | None) -> Program:
+  print(f"compiling {name}", file=sys.stderr, flush=True)  # some take minutes
+  started = time.monotonic()
+  compiled = traced.lower().compile()
+  seconds, text = time.monotonic() - started, compiled.as_text() or ""
+  memory: Any = compiled.memory_analysis()
+  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, results
+  return Program(name, *sizes, seconds, text, _work(traced, _parse(text)), useful)
 
 
 def _work(traced: jax.stages.Traced, module: Module) -> flops.Work:

@@ -40,6 +40,7 @@ def as_json(programs: list[Program], mesh: Mapping[str, int], chip: Chip) -> lis
       "fits": not advice(program, chip),
       "compile_seconds": round(program.seconds, 1),
       "flops": dict(program.work),
+      "kernels": dict(program.module.kernels),
       "model": program.useful and program.useful._asdict(),
       "seconds": {path: bound._asdict() for path, bound in bounds(program, mesh, chip).items()},
       "mfu": dict(zip(("overlapped", "in_turn"), utilization(program, mesh, chip) or (), strict=False)),
@@ -70,6 +71,8 @@ def print_chip_plan(programs: list[Program], mesh: Mapping[str, int], chip: Chip
       print(
         f"  FLOPs a token: {program.useful.flops / tokens:.3g} of the model, {program.work[''] / tokens:.3g} compiled"
       )
+    if kernels := program.module.kernels:
+      print("  kernels: " + ", ".join(f"{number} {name}" for name, number in sorted(kernels.items())))
     rows = traffic(program, mesh)
     if not rows:
       print("  sends nothing")

@@ -18,7 +18,11 @@ AXIS = "sequence"
 
 def is_split() -> bool:
   """Tell whether the mesh in use splits the tokens of rows."""
-  return dict(jax.sharding.get_abstract_mesh().shape).get(AXIS, 1) > 1
+  return _size() > 1
+
+
+def _size() -> int:
+  return dict(jax.sharding.get_abstract_mesh().shape).get(AXIS, 1)
 
 
 def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array, multiple: int = 1) -> Array:
@@ -27,14 +31,12 @@ def on_parts(of_rows: Callable[..., Array], params: Params, *rows_BxTx: Array, m
   Rows are padded with 0 to equal parts of a multiple of tokens. The parameters are gathered along the axis once before,
   and their gradient is added up once after. Raises ValueError within itself, where rows are parts already.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  n = dict(mesh.shape).get(AXIS, 1)
-  if n == 1:
+  if not is_split():
     return of_rows(params, *rows_BxTx)
-  if AXIS in mesh.manual_axes:
+  if n_parts() > 1:
     raise ValueError(f"the mesh axis {AXIS} is manual already: these may be parts of rows")
   time = rows_BxTx[0].shape[1]
-  pads = 0, -time % (n * multiple)
+  pads = 0, -time % (_size() * multiple)
   padded = [jnp.pad(x, [(0, 0), pads, *[(0, 0)] * (x.ndim - 2)]) for x in rows_BxTx]
   dtypes = jax.tree.map(lambda x: x.dtype, params)
 

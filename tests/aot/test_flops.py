@@ -151,3 +151,4 @@ def test_the_attention_of_cudnn_is_read_from_its_settings(target, mask, window, 
   )
   text = f"HloModule m, entry_computation_layout={{()->()}}\n\nENTRY %main (q: bf16[3,64,8,32]) -> () {{\n{line}\n}}\n"
   assert compiled(parse(text)) == {"": products * 2 * 3 * 8 * pairs * 32}
+  assert parse(text).kernels == {f"cudnn$fmha{target}": 1}
