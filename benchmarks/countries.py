@@ -28,15 +28,19 @@ def main(_) -> None:
   from selfrag_jax.metrics.statistics import wilson_interval
   from selfrag_jax.tasks.countries import Countries
   from selfrag_jax.text.chat import COMPACT
+  from selfrag_jax.text.rag_prompts import repeat_documents
   from selfrag_jax.train.load import load_model
 
   logging.set_verbosity(logging.WARNING)
   configure_xla()
   countries = Countries()
   task = countries.questions(SPLIT.value, QUESTIONS, "retrieved")
-  model = ChatModel(load_model(WORKDIR.value, "rag", tokenizer=countries.tokenizer), "the model", COMPACT, 32)
+  loaded = load_model(WORKDIR.value, "rag", tokenizer=countries.tokenizer)
+  repeats = loaded.metadata["config"]["data"].get("repeats", 1)
+  model = ChatModel(loaded, "the model", COMPACT, 32)
   rows = list(task)
-  said = model.answer([row["messages"] for row in rows], max_new_tokens=8, batch_size=64)
+  messages = [repeat_documents(row["messages"], repeats) for row in rows]
+  said = model.answer(messages, max_new_tokens=8, batch_size=64)
   wrong: dict[str, dict[str, list[bool]]] = {"the other documents": {}, "the wording": {}}
   for row, answer in zip(rows, said, strict=True):
     mistake = not task.evaluate(row, answer.text)

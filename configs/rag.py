@@ -41,10 +41,10 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "seed": 0,
     "workdir": f"runs/rag_{variant}",
     "init": "",
-    "data": {"name": "countries", "near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "further": 8},
+    "data": {"name": "countries", "near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "further": 7, "repeats": 2},
     "model": tiny_model(variant, d_model=128, n_heads=2) | model,
-    "pretrain": {"steps": 250, "batch_size": 32, "max_tokens": 256, "optimizer": optimizer()},
-    "rag": {"steps": 2400, "batch_size": 32, "max_tokens": 256, "optimizer": rates},
+    "pretrain": {"steps": 250, "batch_size": 32, "max_tokens": 320, "optimizer": optimizer()},
+    "rag": {"steps": 2400, "batch_size": 32, "max_tokens": 320, "optimizer": rates},
     "loop": {"checkpoint_every": 100, "eval_every": 200, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

@@ -30,8 +30,9 @@ from selfrag_jax.tasks.articles import Articles
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.rag import Shown
-from selfrag_jax.tasks.task import Task, mixed
+from selfrag_jax.tasks.task import Conversation, Task, mixed
 from selfrag_jax.text.chat import COMPACT, ChatTemplate, find_template, render_conversation, visualize_tokenization
+from selfrag_jax.text.rag_prompts import repeat_documents
 from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.train.load import LoadedModel
 from selfrag_jax.train.loop import LoopConfig
@@ -74,6 +75,7 @@ class CountriesData(Checked):
   noise: Share = 0.0  # of the words that tell no relation, in phase `rag`: left out, or others in their place
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
   alike: Share = 0.0  # of the worlds of a training: have names that share their words
+  repeats: Count = 1  # how often the content of a document is shown, one copy after the other
   seed: Seed = 0
 
 
@@ -89,6 +91,7 @@ class ArticlesData(Checked):
   knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file, searched by `retriever`
   top_k: Count = 3
   further: Natural = 0  # questions about the same passage after the first one of a conversation of training
+  repeats: Count = 1  # how often the content of a document is shown, one copy after the other
   parts: TitleParts = TitleParts()
   seed: Seed = 0
 
@@ -180,7 +183,8 @@ class Experiment:
       task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 
     def render(index: int) -> Rendered:
-      ids, mask = render_conversation(self.tokenizer, task[index], self.template)
+      conversation = {"messages": self._messages(task[index])}
+      ids, mask = render_conversation(self.tokenizer, conversation, self.template)
       return ids, [1] * len(ids) if whole else mask
 
     return ConversationPhase(
@@ -223,7 +227,7 @@ class Experiment:
     model = ChatModel(LoadedModel(self.model, params, {}, self.tokenizer), "the model", self.template, bucket)
     rows = list(task)
     said = model.answer(
-      [row["messages"] for row in rows], max_new_tokens=section.max_new_tokens, batch_size=section.batch_size
+      [self._messages(row) for row in rows], max_new_tokens=section.max_new_tokens, batch_size=section.batch_size
     )
     judged = [
       (task.evaluate(row, answer.text), task.reward(row, answer.text), bool(row["answers"]))
@@ -231,6 +235,9 @@ class Experiment:
     ]
     exact, soft, has_answer = zip(*judged, strict=True)
     return Scores(np.array(exact), np.array(soft), np.array(has_answer))
+
+  def _messages(self, conversation: Conversation) -> list[Mapping[str, Any]]:
+    return repeat_documents(conversation["messages"], self.config["data"]["repeats"])
 
 
 def build(config: Mapping[str, Any]) -> Experiment:

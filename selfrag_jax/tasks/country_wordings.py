@@ -2,8 +2,9 @@
 
 Training states facts in many constructions, active, passive, fronted and cleft, each with several ways to call a
 country. From many wordings, whose words stand at many distances from each other, a model learns to read a statement
-that it has not seen. Those of `test` are by an author who saw no other, only the words of a relation; whatever that
-author wrote that is not in another split is there.
+that it has not seen. The last four statements of `valid` of a relation and its last two questions, and all of `test`,
+are by two authors who saw no other wording, only the words of a relation. All that these wrote is there but for what
+other splits have and, of the author of `test`, what `_wordings` rules out: statements by the noun, questions by verbs.
 """
 
 import re
@@ -38,8 +39,8 @@ QUESTIONS = {
   ),
   "valid": (
     "Which is the {r} of {c}?", "In the country {c}, which is the {r}?", "What {r} does the country {c} have?",
+    "Tell me what {r} the country of {c} has.", "In the land of {c}, what is the {r}?",
   ),
-  "test": ("Tell me what {r} the country of {c} has.", "In the land of {c}, what is the {r}?"),
 }  # fmt: skip
 # Training also asks the other way round. To answer, the place of a value must know its country: an easy lesson, as one
 # word of the question is that of the document, without which a model is slow to learn to choose by the country.
@@ -53,7 +54,7 @@ def _placed(statement: str) -> list[str]:
 
 
 def _wordings(
-  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: tuple[str, ...]
+  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: Wording
 ) -> dict[str, Wording]:
   """Return the wordings of a relation in each split.
 
@@ -64,7 +65,7 @@ def _wordings(
   asked = {split: by_noun(texts) for split, texts in QUESTIONS.items()}
   stated = [text for statement in (*by_noun(STATEMENTS), *statements) for text in _placed(statement)]
   train = Wording(tuple(stated), (*asked["train"], *questions))
-  return {"train": train, "valid": Wording(valid, asked["valid"]), "test": Wording(test, asked["test"])}
+  return {"train": train, "valid": Wording(valid, asked["valid"]), "test": test}
 
 
 RELATIONS = {
@@ -86,12 +87,22 @@ RELATIONS = {
       "The city {c} is now ruled from is {v}.",
       "The city that is ruling {c} is {v}.",
       "The country {c} has the ruling city {v}.",
-    ),
-    (
       "{c} is ruled from {v}.",
       "It is from {v} that {c} is ruled.",
       "{c} has {v} as the ruling city.",
       "The country that is ruled from {v} is {c}.",
+    ),
+    Wording(
+      (
+        "{v} is where {c} is ruled from.",
+        "Whoever rules the land of {c} rules it from {v}.",
+        "It is from {v} that those who rule {c} rule the land.",
+        "Those who rule live in {v}, the city from which all of {c} is ruled.",
+        "In {v} lives whoever is now ruling the country {c}.",
+        "{c} is a country that is now ruled from the city of {v}.",
+        "Ruling from {v} is what those who now rule the people of {c} do.",
+      ),
+      ("Tell me the name of the capital that {c} has.",),
     ),
   ),
   "currency": _wordings(
@@ -113,12 +124,22 @@ RELATIONS = {
       "The people of the country {c} now all pay with {v}.",
       "All people of {c} now pay with {v}.",
       "What people in {c} pay with is {v}.",
-    ),
-    (
       "{v} is what people in {c} pay with.",
       "It is with {v} that the people of {c} pay.",
       "To pay in {c} is to pay with {v}.",
       "The country where people pay with {v} is {c}.",
+    ),
+    Wording(
+      (
+        "{v} is what people pay with in {c}.",
+        "With {v} people pay in {c}.",
+        "Whoever lives in {c} pays with {v}.",
+        "To pay in {c}, people have to have {v}.",
+        "It is with {v} that all those who live in {c} pay.",
+        "{v} is the name of what all those who live in the land of {c} pay with.",
+        "People take {v} from whoever has to pay in the country {c}.",
+      ),
+      ("What currency does {c} have?", "Tell me the name of the currency of {c}.",),
     ),
   ),
   "language": _wordings(
@@ -139,12 +160,23 @@ RELATIONS = {
       "The people of the country {c} now all speak {v}.",
       "All people of {c} now speak {v}.",
       "What people in {c} speak is {v}.",
-    ),
-    (
       "Those who live in {c} speak {v}.",
       "{v} is what people speak in {c}.",
       "It is {v} that the people of {c} speak.",
       "To speak as people do in {c} is to speak {v}.",
+    ),
+    Wording(
+      (
+        "People in {c} speak {v}.",
+        "What people speak in {c} is {v}.",
+        "It is {v} that whoever lives in {c} speaks.",
+        "To live in {c} is to speak {v}.",
+        "Those who speak {v} live in the country {c}.",
+        "{v} is what it takes to speak with the people of {c}.",
+        "{c} is a land whose people speak {v}.",
+        "Whoever speaks {v} speaks as people do in {c}.",
+      ),
+      ("What is the name of the language of {c}?", "Tell me what language the country {c} has.",),
     ),
   ),
   "river": _wordings(
@@ -166,12 +198,21 @@ RELATIONS = {
       "The people in {c} have the water of {v}.",
       "In all of {c} flows the water of {v}.",
       "What flows in the country {c} is the water of {v}.",
-    ),
-    (
       "{v} flows in {c}.",
       "The water that flows in {c} is that of {v}.",
       "It is in {c} that the water of {v} flows.",
       "{c} is a land in which {v} flows.",
+    ),
+    Wording(
+      (
+        "In the land of {c} flows the water of {v}.",
+        "The water that people take in {c} flows from {v}.",
+        "{c} is the country in which {v} flows.",
+        "{v} has water that flows in the country {c}.",
+        "It is from {v} that people in {c} take water.",
+        "Flowing in {v} is the water that those who live in the country {c} take.",
+      ),
+      ("Tell me the name of the river that {c} has.",),
     ),
   ),
 }  # fmt: skip
@@ -198,22 +239,28 @@ def vocabulary() -> list[str]:
   texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
   pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
   said = pieces([*texts, *REVERSED, *RELATIONS, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
-  return list(dict.fromkeys([*said, *FIRST, *LAST, *FILLERS]))
+  spoken = {word.lower() for word in said if word.isalpha()}
+  return list(dict.fromkeys([*said, *FIRST, *LAST, *sorted(spoken), *sorted(map(str.capitalize, spoken))]))
 
 
 def noisy(template: str, share: float, rng: np.random.Generator) -> str:
   """Leave out half a share of the words that tell no relation, and put others in place of the other half.
 
-  So most templates come as wordings that no training has read before (EDA, arXiv 1901.11196). None becomes one that is
-  held out: it stays as it is then.
+  In a share of the sentences, what stands before a random word comes behind the rest. So most templates come as
+  wordings, and names in orders, that no training has read before (EDA, arXiv 1901.11196, which swaps single words).
+  None becomes one that is held out: it stays as it is then.
   """
   if not share:
     return template
-  words = []
-  for word in template.split():
-    if word.lower() not in FILLERS or rng.random() >= share:
+  words, mark = [], template[-1]
+  for word in (template[0].lower() + template[1:-1]).split():
+    if word not in FILLERS or rng.random() >= share:
       words.append(word)
     elif rng.random() < 0.5:
       words.append(FILLERS[int(rng.integers(len(FILLERS)))])
-  changed = " ".join(words)
+  if rng.random() < share:
+    first = int(rng.integers(len(words)))
+    words = words[first:] + words[:first]
+  changed = " ".join(words).rstrip(",") + mark
+  changed = changed[0].upper() + changed[1:]
   return template if changed.lower() in HELD_OUT else changed

@@ -8,6 +8,7 @@ from .rag_prompts import create_rag_training_example as create_rag_training_exam
 from .rag_prompts import format_documents_for_prompt as format_documents_for_prompt
 from .rag_prompts import format_multihop_documents as format_multihop_documents
 from .rag_prompts import render_rag_conversation_for_tokenizer as render_rag_conversation_for_tokenizer
+from .rag_prompts import repeat_documents as repeat_documents
 from .registry import open_tokenizer as open_tokenizer
 from .sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
 from .tokenizer import BPETokenizer as BPETokenizer

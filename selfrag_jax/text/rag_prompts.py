@@ -77,6 +77,20 @@ def create_rag_training_example(
   return {"messages": messages} if id is None else {"id": id, "messages": messages}
 
 
+def repeat_documents(messages: Sequence[Mapping[str, Any]], times: int) -> list[Mapping[str, Any]]:
+  """Return messages whose retrieved documents have their content `times` times, one copy after the other.
+
+  A causal model knows at no word what follows it; in the second copy it has read the whole document before
+  ("just read twice", arXiv 2407.05483).
+  """
+
+  def repeated(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    documents = [{**one, "content": " ".join([one["content"]] * times)} for one in message.get("documents", ())]
+    return {**message, "documents": documents} if documents else message
+
+  return [repeated(message) for message in messages]
+
+
 def render_rag_conversation_for_tokenizer(
   tokenizer: Tokenizer,
   conversation: Mapping[str, Any],

@@ -10,7 +10,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from configs.rag import get_config
-from selfrag_jax.experiments.chat_model import load_chat
+from selfrag_jax.experiments.chat_model import Answer, ChatModel, load_chat
 from selfrag_jax.experiments.rag import PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.export import export_safetensors
@@ -82,7 +82,8 @@ def test_the_longest_conversation_of_a_training_fits_into_a_row():
   name = f"{FIRST[0]} {LAST[0]}"
   statement = max((text.format(c=name, v=name) for wording in wordings for text in wording.statements), key=length)
   question = max((text.format(c=name) for wording in wordings for text in wording.questions), key=length)
-  messages = [{"role": "retrieval", "documents": [{"title": name, "content": statement}] * experiment.reading.top_k}]
+  content = " ".join([statement] * experiment.config["data"]["repeats"])
+  messages = [{"role": "retrieval", "documents": [{"title": name, "content": content}] * experiment.reading.top_k}]
   for answer in [UNKNOWN, *[name] * experiment.reading.further]:
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
   ids, _ = render_conversation(experiment.tokenizer, {"messages": messages}, COMPACT)
@@ -95,6 +96,22 @@ def test_the_first_phase_reads_all_and_the_second_answers_alone():
   whole, answers = (experiment.phase(name, None).batch(0) for name in ("pretrain", "rag"))
   assert np.array_equal(whole["mask"], whole["segment_ids"] > 0)
   assert 0.05 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.15
+
+
+def test_documents_are_shown_as_often_as_the_config_says(monkeypatch):
+  once, twice = (made(**{"data.repeats": n, "rag.max_tokens": 320, "pretrain.max_tokens": 320}) for n in (1, 2))
+  for phase in once.phases():
+    lengths = [(of.phase(phase, None).batch(0)["segment_ids"] > 0).sum() for of in (once, twice)]
+    assert lengths[0] < lengths[1]
+  asked = []
+  monkeypatch.setattr(ChatModel, "answer", lambda self, messages, **_: asked.append(messages) or [Answer("", 0, 0)] * 4)
+  for experiment in (once, twice):
+    experiment.score(nn.unbox(init_params(experiment.model, jax.random.key(0))), "test", 4, "retrieved")
+  for before, after in zip(*asked, strict=True):
+    assert [f"{one['content']} {one['content']}" for one in before[0]["documents"]] == [
+      one["content"] for one in after[0]["documents"]
+    ]
+    assert before[1:] == after[1:]
 
 
 def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):

@@ -10,6 +10,7 @@ from selfrag_jax.text.rag_prompts import (
   format_documents_for_prompt,
   format_multihop_documents,
   render_rag_conversation_for_tokenizer,
+  repeat_documents,
 )
 from selfrag_jax.text.tokenizer import ByteTokenizer
 
@@ -25,6 +26,16 @@ def test_documents_stand_between_marks():
     0,
   )
   assert format_documents_for_prompt([]) == ("[RETRIEVAL_START]\n[RETRIEVAL_END]", 0)
+
+
+def test_contents_are_repeated_and_nothing_else_is():
+  messages = create_rag_training_example("Where?", "Here.", [LAMP, PLAIN])["messages"]
+  before = copy.deepcopy(messages)
+  found, *others = repeat_documents(messages, 2)
+  twice = [f"{LAMP['content']} {LAMP['content']}", "Only this. Only this."]
+  assert found == {"role": "retrieval", "documents": [{**LAMP, "content": twice[0]}, {**PLAIN, "content": twice[1]}]}
+  assert others == messages[1:]
+  assert repeat_documents(messages, 1) == messages == before
 
 
 def test_long_contents_are_cut_and_counted():
