@@ -287,8 +287,15 @@ def configure_xla() -> None:
   jaxlib 0.10.2 fuses CPU reductions through YNNPACK: training is slower by half with it, and some programs with arrays
   of rank 7 and more crash (jax issues 40412 and 39257). Products stay with it: those of bfloat16 reach a CPU's matrix
   units in no other way. Other releases get no flag: an unknown flag is fatal.
+
+  Where one axis of the mesh splits rows and weights alike, a TPU's compiler passes pieces of a weight from chip to chip
+  within a loop of small products, which writes several times as many bytes; with this flag, which libtpu 0.0.42 and
+  0.0.50 have, it gathers the weight.
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if metadata.version("jaxlib") == "0.10.2" and "xla_cpu_experimental_ynn_fusion_type" not in flags:
     fusions = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_experimental_ynn_fusion_type={fusions}".strip()
+  flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+  if (windowed := "xla_jf_spmd_threshold_for_windowed_einsum_mib") not in flags:
+    os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --{windowed}={10**6}".strip()

@@ -6,8 +6,11 @@ import re
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from selfrag_jax.aot.chips import topology
 from selfrag_jax.aot.collectives import collectives
@@ -76,6 +79,16 @@ def test_a_weight_is_gathered_once_forward_and_once_backward(programs):
   gathers = set(re.findall(r" all-gather(?:-start)?\(.*channel_id=(\d+)", programs["update"].as_text()))
   weights = len(("q", "k", "v", "o", "up", "gate", "down", "in_proj", "out_proj", "head"))
   assert 0 < len(gathers) <= 2 * weights + 1  # the rows of the tokens are one more
+
+
+def test_one_axis_that_splits_rows_and_weights_gathers_the_weights():
+  mesh = mesh_of(1, 4, 1)
+  split = lambda shape, *axes: jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P(*axes)))
+  program = jax.jit(lambda x, up, down: jax.nn.silu(x @ up) @ down, out_shardings=NamedSharding(mesh, P("fsdp")))
+  compiled = program.lower(
+    split((2**16, 2048), "fsdp"), split((2048, 8192), "fsdp"), split((8192, 2048), None, "fsdp")
+  ).compile()
+  assert [one.kind for one in collectives(compiled.as_text())] == ["all-gather"] * 2
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 4, 1), (1, 2, 2), (1, 2, 1, 2), (2, 1, 1, 2)])
