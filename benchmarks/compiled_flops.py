@@ -22,7 +22,7 @@ from configs.pretrain import LARGE, get_config
 from selfrag_jax.aot.chips import topology
 from selfrag_jax.aot.programs import Program, compile_phases
 from selfrag_jax.experiments.self_rag import Experiment, build, planned
-from selfrag_jax.mesh import absent
+from selfrag_jax.mesh import absent, configure_xla
 from selfrag_jax.model.config import flops_per_token
 
 TOPOLOGY = flags.DEFINE_string("topology", "v5p:8x8x4", "The devices to compile for; activations of `none` must fit.")
@@ -48,6 +48,7 @@ def compile_update(devices: Sequence[Any], mesh: Mapping[str, int], **model: Any
 
 def main(_) -> None:
   """Compile each policy of rematerialisation and print its FLOPs."""
+  configure_xla()
   _, devices = topology(TOPOLOGY.value)
   print(f"{'remat':8}{'a token, formula':>20}{'compiled':>12}{'ratio':>8}{'bound':>8}", flush=True)
   within = True

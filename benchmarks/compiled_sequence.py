@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.compiled_flops import LAYERS, TOPOLOGY, compile_update
 from selfrag_jax.aot.chips import topology
 from selfrag_jax.aot.roofline import bounds, traffic
+from selfrag_jax.mesh import configure_xla
 
 BOUND = 2.0
 flags.set_default(TOPOLOGY, "v5e:4x4")
@@ -24,6 +25,7 @@ flags.set_default(LAYERS, 6)
 
 def main(_) -> None:
   """Compile both and print what they send."""
+  configure_xla()
   chip, devices = topology(TOPOLOGY.value)
   sent = {}
   print(f"{'sequence':>8}{'MiB a chip':>12}{'wire, ms':>10}{'keys, values, states, MiB':>28}", flush=True)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 WORKDIR = flags.DEFINE_string("workdir", "runs/rag_hybrid", "The finished run.")
 SPLIT = flags.DEFINE_enum("split", "valid", ["valid", "test"], "Names and wordings of which split.")
 QUESTIONS = 1024
+NAME = r"\w+ \w+"
 
 
 def main(_) -> None:
@@ -75,7 +76,7 @@ def wording(content: str) -> tuple[str, str]:
   from selfrag_jax.tasks.country_wordings import RELATIONS
 
   stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
-  return next((name, text) for name, text in stated if re.fullmatch(text.format(c=".+", v=".+"), content))
+  return next((name, text) for name, text in stated if re.fullmatch(text.format(c=NAME, v=NAME), content))
 
 
 if __name__ == "__main__":

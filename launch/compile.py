@@ -50,7 +50,12 @@ def main(argv: list[str]) -> None:
       raise ValueError(f"--mesh={MESH.value} sets every size of the mesh; give it, or a sweep of them")
     choices = sweep.candidates(config, SWEEP.value, len(devices))
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib")}
-    about = {"topology": TOPOLOGY.value, "config": config, "versions": versions}
+    about = {
+      "topology": TOPOLOGY.value,
+      "config": config,
+      "versions": versions,
+      "flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
     sweep.print_ranking(sweep.sweep(config, choices, chip, partial(plan, devices=devices), about, JSON.value or ""))
     return
   if JSON.value and Path(JSON.value).exists() and "plans" in read_json_object(Path(JSON.value), "a plan"):

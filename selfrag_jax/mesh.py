@@ -290,7 +290,8 @@ def configure_xla() -> None:
 
   Where one axis of the mesh splits rows and weights alike, a TPU's compiler passes pieces of a weight from chip to chip
   within a loop of small products, which writes several times as many bytes; with this flag, which libtpu 0.0.42 and
-  0.0.50 have, it gathers the weight.
+  0.0.50 have, it gathers the weight. That ends such loops along `tensor` too, where they can hide what is sent:
+  LIBTPU_INIT_ARGS may set another threshold.
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if metadata.version("jaxlib") == "0.10.2" and "xla_cpu_experimental_ynn_fusion_type" not in flags:

@@ -72,7 +72,7 @@ class CountriesData(Checked):
   top_k: Count = 5
   further: Natural = 9  # questions about the documents after the first one of a conversation of training
   near: Share = 0.0  # of these conversations: documents of the same relation or country
-  noise: Share = 0.0  # of the words that tell no relation, in phase `rag`: left out, or others in their place
+  noise: Share = 0.0  # in phase `rag`: of words that tell no relation, left out or replaced; of sentences, turned round
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
   alike: Share = 0.0  # of the worlds of a training: have names that share their words
   repeats: Count = 1  # how often the content of a document is shown, one copy after the other
@@ -91,7 +91,6 @@ class ArticlesData(Checked):
   knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file, searched by `retriever`
   top_k: Count = 3
   further: Natural = 0  # questions about the same passage after the first one of a conversation of training
-  repeats: Count = 1  # how often the content of a document is shown, one copy after the other
   parts: TitleParts = TitleParts()
   seed: Seed = 0
 
@@ -237,7 +236,7 @@ class Experiment:
     return Scores(np.array(exact), np.array(soft), np.array(has_answer))
 
   def _messages(self, conversation: Conversation) -> list[Mapping[str, Any]]:
-    return repeat_documents(conversation["messages"], self.config["data"]["repeats"])
+    return repeat_documents(conversation["messages"], self.config["data"].get("repeats", 1))
 
 
 def build(config: Mapping[str, Any]) -> Experiment:

@@ -3,7 +3,7 @@
 Every world has countries of its own, with a document for each of their facts. A question is asked beside the documents
 that a retriever finds for it in its world, so distractors are real: other facts of the same country, and the same fact
 of others. Names are pairs of words; names of `valid` and `test` never occur in training, wordings of each in no other
-split, but each of their words does.
+split; their words do, some of them only where a training has noise and reversed questions.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Countries:
   top_k: int = 5
   further: int = 9  # questions after the first one of a conversation of training
   near: float = 0.0  # the share of these conversations with documents of the same relation or country
-  noise: float = 0.0  # the share of the words that tell no relation which a training leaves out or replaces
+  noise: float = 0.0  # in a training, the share of words that are left out or replaced, and of sentences turned round
   reversed: float = 0.0  # the share of the further questions that give a value and ask for its country
   alike: float = 0.0  # the share of the worlds of a training whose names share their few words
   seed: int = 0

@@ -78,7 +78,7 @@ def create_rag_training_example(
 
 
 def repeat_documents(messages: Sequence[Mapping[str, Any]], times: int) -> list[Mapping[str, Any]]:
-  """Return messages whose retrieved documents have their content `times` times, one copy after the other.
+  """Return messages in which those of role `retrieval` show the content of each document `times` times in a row.
 
   A causal model knows at no word what follows it; in the second copy it has read the whole document before
   ("just read twice", arXiv 2407.05483).

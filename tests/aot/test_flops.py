@@ -152,3 +152,16 @@ def test_the_attention_of_cudnn_is_read_from_its_settings(target, mask, window, 
   text = f"HloModule m, entry_computation_layout={{()->()}}\n\nENTRY %main (q: bf16[3,64,8,32]) -> () {{\n{line}\n}}\n"
   assert compiled(parse(text)) == {"": products * 2 * 3 * 8 * pairs * 32}
   assert parse(text).kernels == {f"cudnn$fmha{target}": 1}
+
+
+def test_calls_of_kernels_are_counted_and_a_loop_counts_once():
+  call = '  %{} = f32[8]{{0}} custom-call(%x), custom_call_target="{}"'.format
+  text = "\n".join([
+    "HloModule m", "", "%body (x: f32[8]) -> f32[8] {", call("scan.1", "tpu_custom_call"), "}", "",
+    "%condition (x: f32[8]) -> pred[] {", "  %n = s32[] constant(7)",
+    "  ROOT %less = pred[] compare(%i, %n), direction=LT", "}", "",
+    "ENTRY %main (x: f32[8]) -> f32[8] {", call("scan.2", "tpu_custom_call"), call("other", "tpu_custom_call"),
+    call("custom-call.3", "AllocateBuffer"),
+    "  ROOT %w = f32[8]{0} while(%x), condition=%condition, body=%body", "}",
+  ])  # fmt: skip
+  assert parse(text).kernels == {"scan": 2, "other": 1}
