@@ -139,7 +139,7 @@ def test_what_does_not_fit_says_what_to_change():
 
 def test_the_arguments_of_an_update_are_the_shards_of_its_state_and_of_its_batch():
   config = get_config("hybrid")
-  config.mesh.fsdp, config.rag.batch_size, config.rag.max_tokens, config.pretrain.steps = 4, 8, 256, 0
+  config.mesh.fsdp, config.rag.batch_size, config.rag.max_tokens, config.pretrain.steps = 4, 8, 512, 0
   experiment = build(config.to_dict())
   with jax.set_mesh(experiment.mesh):
     phase = planned(experiment)["rag"]
