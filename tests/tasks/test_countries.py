@@ -132,27 +132,38 @@ def test_held_out_statements_and_questions_of_a_relation_share_no_telling_word(s
     assert not words(wordings[split].statements) & words(wordings[split].questions)
 
 
-def test_the_answer_stands_in_nearly_all_rows_in_one_of_five_documents_at_every_place():
+def found(task):
+  """Return the numbers of the rows whose document was found: BM25 misses some beside the sentences of `test`."""
+  return [i for i, row in enumerate(task) if row["gold"] in [document["content"] for document in documents(row)]]
+
+
+def test_the_documents_that_answer_are_found():
+  assert len(found(Countries().task("valid", N))) == N
+  assert len(found(Countries().task("test", N))) >= N - 1
+
+
+def test_the_answer_stands_in_one_of_five_documents_at_every_place():
   task = Countries().task("test", N)
   assert all(len(documents(row)) == 5 for row in task)
-  rows = [row for row in task if row["gold"] in [document["content"] for document in documents(row)]]
-  assert len(rows) >= 0.99 * N
+  rows = [task[i] for i in found(task)]
   places = [[row["gold"] == document["content"] for document in documents(row)].index(True) for row in rows]
   assert set(places) == set(range(5))
   assert np.bincount(places).min() > N / 10
   titles = [[document["title"] for document in documents(row)] for row in rows]
-  same_country = [found.count(found[at]) for found, at in zip(titles, places, strict=True)]
+  same_country = [of.count(of[at]) for of, at in zip(titles, places, strict=True)]
   assert np.mean(same_country) > 3  # most distractors are other facts of the same country
   assert all(task.evaluate(row, row["answers"][0]) == 1.0 for row in task)
 
 
 def test_an_edited_world_differs_in_its_values_alone():
-  plain, edited = Countries().task("valid", N), Countries().task("valid", N, edited=True)
+  plain, edited = Countries().task("test", N), Countries().task("test", N, edited=True)
   for before, after in zip(plain, edited, strict=True):
     assert before["messages"][1] == after["messages"][1]
     assert before["answers"] != after["answers"]
     assert edited.evaluate(after, before["answers"][0]) == 0.0
-    assert after["answers"][0] in " ".join(document["content"] for document in documents(after))
+  rows = [edited[i] for i in found(edited)]
+  assert len(rows) >= N - 1
+  assert all(row["answers"][0] in " ".join(document["content"] for document in documents(row)) for row in rows)
 
 
 def test_a_missing_document_makes_a_question_unanswerable():
