@@ -1,14 +1,16 @@
-"""Where a run of configs/rag.py errs about countries: beside which other documents, and in which wordings.
+"""Where a run of configs/rag.py errs about countries: beside which documents, in which wordings, how new these are.
 
   python benchmarks/countries.py [--workdir=runs/rag_hybrid] [--split=test]
 
 WORKDIR is a finished `launch/train.py` run. 1,024 questions of a split, greedy answers beside the documents that were
 found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
-stands in it. A model that tells relations apart but not countries is wrong beside half of the rivals.
+stands in it. A model that tells relations apart but not countries is wrong beside half of the rivals. New words of a
+wording are those to leave out, put in or replace, at least, to make it of a statement of training (edit distance).
 """
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,13 @@ def main(_) -> None:
   rows = list(task)
   messages = [repeat_documents(row["messages"], repeats) for row in rows]
   said = model.answer(messages, max_new_tokens=8, batch_size=64)
-  wrong: dict[str, dict[str, list[bool]]] = {"the other documents": {}, "the wording": {}}
+  groups = "the other documents", "new words of the wording", "the wording"
+  wrong: dict[str, dict[str, list[bool]]] = {group: {} for group in groups}
   for row, answer in zip(rows, said, strict=True):
     mistake = not task.evaluate(row, answer.text)
-    wrong["the other documents"].setdefault(kind(row), []).append(mistake)
-    wrong["the wording"].setdefault(wording(row["gold"])[1], []).append(mistake)
+    relation, text = wording(row["gold"])
+    for group, name in zip(groups, (kind(row), f"{new_words(relation, text)}", text), strict=True):
+      wrong[group].setdefault(name, []).append(mistake)
   for title, of in wrong.items():
     print(f"{title:60}{'n':>6}{'wrong':>8}  95 % interval")
     for name, mistakes in sorted(of.items()):
@@ -77,6 +81,24 @@ def wording(content: str) -> tuple[str, str]:
 
   stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
   return next((name, text) for name, text in stated if re.fullmatch(text.format(c=NAME, v=NAME), content))
+
+
+@cache
+def new_words(relation: str, text: str) -> int:
+  """Return the edit distance in words between a wording and the nearest one of training of its relation."""
+  from selfrag_jax.tasks.country_wordings import RELATIONS
+
+  return min(distance(text.lower().split(), told.lower().split()) for told in RELATIONS[relation]["train"].statements)
+
+
+def distance(one: list[str], other: list[str]) -> int:
+  """Return how many words must be left out, put in or replaced to make one list of another (Levenshtein)."""
+  row = list(range(len(other) + 1))
+  for i, word in enumerate(one, start=1):
+    before, row[0] = row[0], i
+    for j, with_ in enumerate(other, start=1):
+      before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != with_))
+  return row[-1]
 
 
 if __name__ == "__main__":

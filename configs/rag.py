@@ -35,16 +35,24 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   # Mamba-2 layers tell order, and attention learns sooner to choose by content if it does not see positions
   model = {"rope": variant == "transformer", "qk_norm": True, "ssm_chunk": 16, "remat": "none"}
   model |= {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]}
+  if variant == "hybrid":
+    # one wide head behind both Mamba-2 layers looks for a value by all that stands in its sentence: seed 0 was right on
+    # 0.87 of validation after 400 steps, after 0.79 with two heads between these layers and 0.18 with two behind them
+    model |= {"block_pattern": "MMT", "n_heads": 1}
+  # attention alone is slow to learn to copy from conversations, and then quick to learn to choose
+  pretrain_steps, rag_steps = (500, 1000) if variant == "transformer" else (250, 1900)
   rates = optimizer(learning_rate=5e-3) | {"final_fraction": 0.0}
+  shares = {"near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "authors": 0.5}
+  rows = {"batch_size": 16, "accumulate": 2, "max_tokens": 576}  # two conversations each; a CPU's caches hold few
   differences = {
     "experiment": "rag",
     "seed": 0,
     "workdir": f"runs/rag_{variant}",
     "init": "",
-    "data": {"name": "countries", "near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "further": 7, "repeats": 2},
+    "data": {"name": "countries", "further": 7, "repeats": 2} | shares,
     "model": tiny_model(variant, d_model=128, n_heads=2) | model,
-    "pretrain": {"steps": 250, "batch_size": 32, "max_tokens": 320, "optimizer": optimizer()},
-    "rag": {"steps": 2400, "batch_size": 32, "max_tokens": 320, "optimizer": rates},
+    "pretrain": {"steps": pretrain_steps, **rows, "optimizer": optimizer()},
+    "rag": {"steps": rag_steps, **rows, "optimizer": rates},
     "loop": {"checkpoint_every": 100, "eval_every": 200, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

@@ -75,6 +75,7 @@ class CountriesData(Checked):
   noise: Share = 0.0  # in phase `rag`: of words that tell no relation, left out or replaced; of sentences, turned round
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
   alike: Share = 0.0  # of the worlds of a training: have names that share their words
+  authors: Share = 0.0  # in phase `rag`: of statements and questions, those that four authors wrote
   repeats: Count = 1  # how often the content of a document is shown, one copy after the other
   seed: Seed = 0
 
@@ -274,7 +275,7 @@ def build(config: Mapping[str, Any]) -> Experiment:
 def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "alike", "seed"
+    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "alike", "authors", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
     raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")

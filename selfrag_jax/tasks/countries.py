@@ -44,14 +44,15 @@ class World(NamedTuple):
     same = lambda other: other // n == place // n or other % n == place % n
     return [other for other in range(len(self.documents)) if other != place and same(other)]
 
-  def turn(self, place: int, noise: float, reversed_: float, rng: np.random.Generator) -> tuple[str, str]:
-    """Return a question that a document answers, in any wording of training, and its answer; see `Countries`."""
+  def turn(self, place: int, of: "Countries", rng: np.random.Generator) -> tuple[str, str]:
+    """Return a question that a document answers, in any wording of a training, and its answer."""
     document, name = self.documents[place], list(RELATIONS)[place % len(RELATIONS)]
-    if reversed_ and rng.random() < reversed_:
+    if of.reversed and rng.random() < of.reversed:
       question = REVERSED[rng.integers(len(REVERSED))].replace("{r}", name)
       return question.format(v=self.value(place)), document.title
-    wordings = RELATIONS[name]["train"].questions
-    return noisy(wordings[rng.integers(len(wordings))], noise, rng).format(c=document.title), self.value(place)
+    by = "authors" if of.authors and rng.random() < of.authors else "train"
+    wordings = RELATIONS[name][by].questions
+    return noisy(wordings[rng.integers(len(wordings))], of.noise, rng).format(c=document.title), self.value(place)
 
 
 class Asked(NamedTuple):
@@ -79,6 +80,7 @@ class Countries:
   noise: float = 0.0  # in a training, the share of words that are left out or replaced, and of sentences turned round
   reversed: float = 0.0  # the share of the further questions that give a value and ask for its country
   alike: float = 0.0  # the share of the worlds of a training whose names share their few words
+  authors: float = 0.0  # the share of the statements and questions of a training that `country_authors` has
   seed: int = 0
 
   def __post_init__(self):
@@ -110,7 +112,8 @@ class Countries:
     documents, questions = [], []
     for i, country in enumerate(countries):
       for j, wordings in enumerate(RELATIONS.values()):
-        said, asked = (kind[rng.integers(len(kind))] for kind in wordings[split])
+        of = "authors" if split == "train" and self.authors and rng.random() < self.authors else split
+        said, asked = (kind[rng.integers(len(kind))] for kind in wordings[of])
         noise = self.noise if split == "train" else 0.0
         statement, question = noisy(said, noise, rng), noisy(asked, noise, rng)
         at = i * r + j
@@ -164,7 +167,7 @@ class Countries:
       turns = [
         {"role": role, "content": content}
         for place in rng.choice(shown, self.further)
-        for role, content in zip(("user", "assistant"), world.turn(place, self.noise, self.reversed, rng), strict=True)
+        for role, content in zip(("user", "assistant"), world.turn(place, self, rng), strict=True)
       ]
       return {**conversation, "messages": [*conversation["messages"], *turns]}
 
@@ -172,8 +175,8 @@ class Countries:
 
   @property
   def simple(self) -> "Countries":
-    """The same without noise: a fresh model that meets all variety at once learns to choose later."""
-    return dataclasses.replace(self, noise=0.0)
+    """The same without noise and authors: a fresh model that meets all variety at once learns to choose later."""
+    return dataclasses.replace(self, noise=0.0, authors=0.0)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""
@@ -194,10 +197,15 @@ class Countries:
     def find(index: int) -> Conversation:
       number, at = divmod(index, self.per_world)
       # neighbours in a batch ask about different countries
-      at = int(self._rng(ORDER, split, number).permutation(self.per_world)[at])
-      question, place = world(number).questions[at]
-      search = lambda: [int(document.id) for document in retriever(number).retrieve(question, self.top_k + 1)]
-      return make(Asked(world(number), question, place, search), self._rng(SHOWN, split, number, at))
+      order = self._rng(ORDER, split, number).permutation(self.per_world).tolist()
+      question, place = world(number).questions[order[at]]
+
+      def search() -> list[int]:
+        """Find documents, and any others where fewer share a word with the question: their number tells nothing."""
+        found = [int(document.id) for document in retriever(number).retrieve(question, self.top_k + 1)]
+        return list(dict.fromkeys([*found, *order]))[: self.top_k + 1]
+
+      return make(Asked(world(number), question, place, search), self._rng(SHOWN, split, number, order[at]))
 
     right = lambda conversation, completion: exact_match(completion, conversation["answers"])
     return Task(f"countries_{split}", range(n), find, right)

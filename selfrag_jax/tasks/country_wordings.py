@@ -1,10 +1,11 @@
 """The wordings of the invented countries: how a fact is stated and asked for, in each split.
 
 Training states facts in many constructions, active, passive, fronted and cleft, each with several ways to call a
-country. From many wordings, whose words stand at many distances from each other, a model learns to read a statement
-that it has not seen. The last four statements of `valid` of a relation and its last two questions, and all of `test`,
-are by two authors who saw no other wording, only words that they might use. All that these wrote is there but for what
-other splits have and, of the author of `test`, statements by the noun and questions with a telling word of a statement.
+country, and as four authors did (`country_authors`). From many wordings, whose words stand at many distances from each
+other, a model learns to read a statement that it has not seen. The last four statements of `valid` of a relation and
+its last two questions, and all of `test`, are by two further authors. None saw another wording, only words that they
+might use. All that the last two wrote is there but for what other splits of theirs and ours have and, of the author of
+`test`, statements by the noun and questions with a telling word of a statement.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from selfrag_jax.tasks import country_authors
 from selfrag_jax.tasks.facts import FIRST, LAST
 
 UNKNOWN = "I don't know"
@@ -56,7 +58,7 @@ def _placed(statement: str) -> list[str]:
 def _wordings(
   noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: Wording
 ) -> dict[str, Wording]:
-  """Return the wordings of a relation in each split.
+  """Return the wordings of a relation in each split, and those of `authors` for training.
 
   Training states and asks by the noun and by verbs. The other splits state by verbs and ask by the noun: such a
   statement and such a question share no word that tells relations apart, and only training tells which answers which.
@@ -65,7 +67,8 @@ def _wordings(
   asked = {split: by_noun(texts) for split, texts in QUESTIONS.items()}
   stated = [text for statement in (*by_noun(STATEMENTS), *statements) for text in _placed(statement)]
   train = Wording(tuple(stated), (*asked["train"], *questions))
-  return {"train": train, "valid": Wording(valid, asked["valid"]), "test": test}
+  authors = Wording(country_authors.STATEMENTS[noun], country_authors.QUESTIONS[noun])
+  return {"train": train, "authors": authors, "valid": Wording(valid, asked["valid"]), "test": test}
 
 
 RELATIONS = {

@@ -24,10 +24,11 @@ from selfrag_jax.text.chat import COMPACT, render_conversation
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.train.load import load_model
 
+PHASE = {"steps": 2, "batch_size": 8, "accumulate": 1}
 TINY = {
   "mesh.data": 1,
   "mesh.fsdp": 8,
-  **{f"{phase}.{key}": value for phase in ("pretrain", "rag") for key, value in (("steps", 2), ("batch_size", 8))},
+  **{f"{phase}.{key}": value for phase in ("pretrain", "rag") for key, value in PHASE.items()},
   "model.d_model": 32,
   "model.ssm_head_dim": 16,
   "model.mlp_dim": 32,

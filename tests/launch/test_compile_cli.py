@@ -21,6 +21,9 @@ SMALL = (
   "--config.rl.questions_per_step=4", "--config.rl.rollouts_per_question=2", "--config.sft.batch_size=4",
   "--config.evaluation.batch_size=4",
 )  # fmt: skip
+COUNTRIES = (
+  "--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.rag.accumulate=1", "--config.model.d_model=64",
+)  # fmt: skip
 
 
 def compile_for(name, *flags, config="configs/refrag.py"):
@@ -47,8 +50,7 @@ def test_a_rollout_for_a_slice_that_is_not_there_fits_and_sends_its_weights_once
 
 
 def test_a_training_beside_documents_that_bm25_finds_is_compiled():
-  flags = ("--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.model.d_model=64")
-  ended = compile_for("v5e:2x2", *flags, config="configs/rag.py")
+  ended = compile_for("v5e:2x2", *COUNTRIES, config="configs/rag.py")
   assert ended.returncode == 0, ended.stderr
   assert "rag update: " in ended.stdout
 
@@ -61,15 +63,14 @@ def test_the_phases_of_position_recall_are_compiled():
 
 
 def test_a_sweep_ranks_plans(tmp_path):
-  flags = ("--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.model.d_model=64")
   sweeps = "--sweep=mesh.fsdp=3,4", "--sweep=model.remat=full", f"--json={tmp_path / 'plans.json'}"
-  ended = compile_for("v5e:2x2", *flags, *sweeps, config="configs/rag.py")
+  ended = compile_for("v5e:2x2", *COUNTRIES, *sweeps, config="configs/rag.py")
   assert ended.returncode == 0, ended.stderr
   best, worst = ended.stdout.splitlines()[-2:]
   assert best.startswith("mesh.fsdp=4 model.remat=full  ")
   assert worst.startswith("mesh.fsdp=3 model.remat=full  mesh {")
   assert len(json.loads((tmp_path / "plans.json").read_text())["plans"]) == 2
-  ended = compile_for("v5e:2x2", *flags, sweeps[-1], config="configs/rag.py")
+  ended = compile_for("v5e:2x2", *COUNTRIES, sweeps[-1], config="configs/rag.py")
   assert "holds a sweep, which took longer than a plan; give another --json" in ended.stderr
 
 
@@ -139,7 +140,7 @@ def test_what_does_not_fit_says_what_to_change():
 
 def test_the_arguments_of_an_update_are_the_shards_of_its_state_and_of_its_batch():
   config = get_config("hybrid")
-  config.mesh.fsdp, config.rag.batch_size, config.rag.max_tokens, config.pretrain.steps = 4, 8, 512, 0
+  config.mesh.fsdp, config.rag.batch_size, config.rag.accumulate, config.pretrain.steps = 4, 8, 1, 0
   experiment = build(config.to_dict())
   with jax.set_mesh(experiment.mesh):
     phase = planned(experiment)["rag"]

@@ -28,7 +28,7 @@ def plainly(text):
 
 
 def of_split(split, kind):
-  """Every statement or question of a split, without what it is about."""
+  """Every statement or question of a split, or by the authors for training, without what it is about."""
   return {plainly(text) for wordings in RELATIONS.values() for text in getattr(wordings[split], kind)}
 
 
@@ -46,7 +46,30 @@ def test_each_split_has_all_of_its_own_wordings():
     assert told(task) == of_split(split, "statements")
     assert asked(task) == of_split(split, "questions")
   for kind in ("statements", "questions"):
-    assert sum(len(of_split(split, kind)) for split in SPLITS) == len(set().union(*(of_split(s, kind) for s in SPLITS)))
+    every = [text.lower() for of in RELATIONS.values() for wording in of.values() for text in getattr(wording, kind)]
+    assert len(every) == len(set(every))
+    assert all((text.count("{c}"), text.count("{v}")) == (1, kind == "statements") for text in every)
+    training, valid, test = (
+      of_split("train", kind) | of_split("authors", kind),
+      of_split("valid", kind),
+      of_split("test", kind),
+    )
+    assert not training & valid
+    assert not training & test
+    assert not valid & test
+
+
+def test_a_share_of_the_wordings_of_a_training_is_by_authors_and_none_of_its_simple_form():
+  countries = Countries(authors=0.3)
+  training = lambda countries, n: [countries.training("retrieved", 0.0)[index] for index in range(n)]
+  posed = [m["content"] for row in training(countries, 5 * N) for m in row["messages"] if m["role"] == "user"]
+  stated = [d.content for number in range(N) for d in countries.world("train", number).documents]
+  for texts, kind in ((stated, "statements"), (posed, "questions")):
+    texts, authors = [plainly(text) for text in texts], of_split("authors", kind)
+    assert set(texts) == of_split("train", kind) | authors
+    assert abs(np.mean([text in authors for text in texts]) - 0.3) < 0.02
+  assert list(countries.task("test", N)) == list(Countries().task("test", N))
+  assert training(countries.simple, N) == training(Countries(), N)
 
 
 def test_noise_leaves_out_and_replaces_words_that_tell_no_relation():
@@ -166,12 +189,13 @@ def test_an_edited_world_differs_in_its_values_alone():
   assert all(row["answers"][0] in " ".join(document["content"] for document in documents(row)) for row in rows)
 
 
-def test_a_missing_document_makes_a_question_unanswerable():
-  task = Countries().task("train", N, unanswerable=0.3)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_missing_document_makes_a_question_unanswerable(split):
+  task = Countries().task(split, 4 * N, unanswerable=0.3)
   unknown = [row for row in task if row["answers"] == (UNKNOWN,)]
-  assert 0.2 < len(unknown) / N < 0.4
+  assert 0.2 < len(unknown) / len(task) < 0.4
   assert not any(row["gold"] in [document["content"] for document in documents(row)] for row in unknown)
-  assert all(len(documents(row)) == 5 for row in unknown)
+  assert all(len(documents(row)) == 5 for row in task)  # though few share a word with some of the questions
 
 
 def test_a_training_asks_further_questions_about_the_documents_of_a_conversation():
@@ -203,14 +227,15 @@ def test_a_share_of_the_further_questions_of_a_training_asks_for_the_country_of_
   n_reversed = n_further = 0
   for row in (countries.training("retrieved", 0.0)[i] for i in range(N)):
     said = [message["content"] for message in row["messages"][1:]]
-    assert not re.search("whose", said[0], re.I)
+    assert said[1] not in {document["title"] for document in documents(row)}
     for question, answer in zip(said[2::2], said[3::2], strict=True):
       n_further += 1
-      if re.search("whose", question, re.I):
+      if answer in {document["title"] for document in documents(row)}:
         n_reversed += 1
         (value,) = re.findall(NAME, question)
         (document,) = [d for d in documents(row) if value in d["content"]]
         assert document["title"] == answer
+        assert re.search("whose", question, re.I)
   assert n_further == countries.further * N
   assert abs(n_reversed / n_further - 0.3) < 0.03
 
