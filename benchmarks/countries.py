@@ -49,7 +49,7 @@ def main(_) -> None:
   for row, answer in zip(rows, said, strict=True):
     mistake = not task.evaluate(row, answer.text)
     relation, text = wording(row["gold"])
-    for group, name in zip(groups, (kind(row), f"{new_words(relation, text)}", text), strict=True):
+    for group, name in zip(groups, (kind(row), f"{new_words(relation, text):2}", text), strict=True):
       wrong[group].setdefault(name, []).append(mistake)
   for title, of in wrong.items():
     print(f"{title:60}{'n':>6}{'wrong':>8}  95 % interval")
