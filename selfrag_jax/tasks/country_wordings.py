@@ -2,10 +2,11 @@
 
 Training states facts in many constructions, active, passive, fronted and cleft, each with several ways to call a
 country, and as four authors did (`country_authors`). From many wordings, whose words stand at many distances from each
-other, a model learns to read a statement that it has not seen. The last four statements of `valid` of a relation and
-its last two questions, and all of `test`, are by two further authors. None saw another wording, only words that they
-might use. All that the last two wrote is there but for what other splits of theirs and ours have and, of the author of
-`test`, statements by the noun and questions with a telling word of a statement.
+other, a model learns to read a statement that it has not seen. Of `valid`, the first five statements of a relation and
+its first three questions are ours, four statements and two questions by an author, the others by one whose sentences
+were the test before; all of `test` is by a further one. None of them saw another wording, only words that they might
+use. All that they wrote is there but for what other splits have and, of the last two, statements by the noun and
+questions with a telling word of a statement.
 """
 
 import re
@@ -56,7 +57,7 @@ def _placed(statement: str) -> list[str]:
 
 
 def _wordings(
-  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: tuple[str, ...], test: Wording
+  noun: str, statements: tuple[str, ...], questions: tuple[str, ...], valid: Wording, test: Wording
 ) -> dict[str, Wording]:
   """Return the wordings of a relation in each split, and those of `authors` for training.
 
@@ -68,7 +69,8 @@ def _wordings(
   stated = [text for statement in (*by_noun(STATEMENTS), *statements) for text in _placed(statement)]
   train = Wording(tuple(stated), (*asked["train"], *questions))
   authors = Wording(country_authors.STATEMENTS[noun], country_authors.QUESTIONS[noun])
-  return {"train": train, "authors": authors, "valid": Wording(valid, asked["valid"]), "test": test}
+  held_out = Wording(valid.statements, (*asked["valid"], *valid.questions))
+  return {"train": train, "authors": authors, "valid": held_out, "test": test}
 
 
 RELATIONS = {
@@ -85,18 +87,17 @@ RELATIONS = {
       "From which city is {c} ruled?", "{c} is ruled from which city?", "Name the city from which {c} is ruled.",
       "Which city is ruling {c}?",
     ),
-    (
-      "The city from which {c} is ruled is {v}.", "The city that now rules the country {c} is {v}.",
-      "The city {c} is now ruled from is {v}.",
-      "The city that is ruling {c} is {v}.",
-      "The country {c} has the ruling city {v}.",
-      "{c} is ruled from {v}.",
-      "It is from {v} that {c} is ruled.",
-      "{c} has {v} as the ruling city.",
-      "The country that is ruled from {v} is {c}.",
-    ),
     Wording(
       (
+        "The city from which {c} is ruled is {v}.",
+        "The city that now rules the country {c} is {v}.",
+        "The city {c} is now ruled from is {v}.",
+        "The city that is ruling {c} is {v}.",
+        "The country {c} has the ruling city {v}.",
+        "{c} is ruled from {v}.",
+        "It is from {v} that {c} is ruled.",
+        "{c} has {v} as the ruling city.",
+        "The country that is ruled from {v} is {c}.",
         "{v} is where {c} is ruled from.",
         "Whoever rules the land of {c} rules it from {v}.",
         "It is from {v} that those who rule {c} rule the land.",
@@ -106,6 +107,22 @@ RELATIONS = {
         "Ruling from {v} is what those who now rule the people of {c} do.",
       ),
       ("Tell me the name of the capital that {c} has.",),
+    ),
+    Wording(
+      (
+        "{v} is the city that rules all of {c}.",
+        "It is in {v} that those who rule the land of {c} live.",
+        "From {v}, a city that people know, {c} is ruled.",
+        "The city from which those ruling the people of {c} rule is {v}.",
+        "{v} is where those ruling {c} rule from.",
+        "Whoever is to rule {c} has to live in the city of {v}.",
+        "The people of {c} take {v} as the city that is to rule the country.",
+        "I know that it is {v}, a city, from which the people of {c} have to take rule.",
+      ),
+      (
+        "Which name does the capital of {c} have?",
+        "What does {c} have as the capital?",
+      ),
     ),
   ),
   "currency": _wordings(
@@ -122,18 +139,17 @@ RELATIONS = {
       "With what do people in {c} pay?", "People in {c} pay with what?", "What do people pay with in {c}?",
       "In {c}, people pay with what?",
     ),
-    (
-      "The people in {c} pay with {v}.", "All people who pay in {c} pay with {v}.",
-      "The people of the country {c} now all pay with {v}.",
-      "All people of {c} now pay with {v}.",
-      "What people in {c} pay with is {v}.",
-      "{v} is what people in {c} pay with.",
-      "It is with {v} that the people of {c} pay.",
-      "To pay in {c} is to pay with {v}.",
-      "The country where people pay with {v} is {c}.",
-    ),
     Wording(
       (
+        "The people in {c} pay with {v}.",
+        "All people who pay in {c} pay with {v}.",
+        "The people of the country {c} now all pay with {v}.",
+        "All people of {c} now pay with {v}.",
+        "What people in {c} pay with is {v}.",
+        "{v} is what people in {c} pay with.",
+        "It is with {v} that the people of {c} pay.",
+        "To pay in {c} is to pay with {v}.",
+        "The country where people pay with {v} is {c}.",
         "{v} is what people pay with in {c}.",
         "With {v} people pay in {c}.",
         "Whoever lives in {c} pays with {v}.",
@@ -143,6 +159,24 @@ RELATIONS = {
         "People take {v} from whoever has to pay in the country {c}.",
       ),
       ("What currency does {c} have?", "Tell me the name of the currency of {c}.",),
+    ),
+    Wording(
+      (
+        "To pay in {c} is to pay in {v}.",
+        "{v} is what whoever lives in {c} pays with.",
+        "In {c}, those who have to pay do it in {v}.",
+        "It is {v} that people in {c} have to pay with.",
+        "{c} is a country whose people pay in {v}.",
+        "The people of {c} take {v} from whoever has to pay.",
+        "I know that those who rule {c} pay people in {v}.",
+        "{v} is the name of what those who pay in {c} pay with.",
+        "Whoever lives in {c}, as those ruling it do, is content to pay with {v}.",
+      ),
+      (
+        "Tell me which currency {c} has.",
+        "What is the name that the currency of {c} has?",
+        "Which currency do people in {c} have?",
+      ),
     ),
   ),
   "language": _wordings(
@@ -158,18 +192,17 @@ RELATIONS = {
       "What do people in {c} speak?", "People in {c} speak what?", "What do people speak in {c}?",
       "In {c}, people speak what?",
     ),
-    (
-      "The people in {c} speak {v}.", "All people who speak in {c} speak {v}.",
-      "The people of the country {c} now all speak {v}.",
-      "All people of {c} now speak {v}.",
-      "What people in {c} speak is {v}.",
-      "Those who live in {c} speak {v}.",
-      "{v} is what people speak in {c}.",
-      "It is {v} that the people of {c} speak.",
-      "To speak as people do in {c} is to speak {v}.",
-    ),
     Wording(
       (
+        "The people in {c} speak {v}.",
+        "All people who speak in {c} speak {v}.",
+        "The people of the country {c} now all speak {v}.",
+        "All people of {c} now speak {v}.",
+        "What people in {c} speak is {v}.",
+        "Those who live in {c} speak {v}.",
+        "{v} is what people speak in {c}.",
+        "It is {v} that the people of {c} speak.",
+        "To speak as people do in {c} is to speak {v}.",
         "People in {c} speak {v}.",
         "What people speak in {c} is {v}.",
         "It is {v} that whoever lives in {c} speaks.",
@@ -180,6 +213,20 @@ RELATIONS = {
         "Whoever speaks {v} speaks as people do in {c}.",
       ),
       ("What is the name of the language of {c}?", "Tell me what language the country {c} has.",),
+    ),
+    Wording(
+      (
+        "In {c}, those who speak do it in {v}.",
+        "It is {v} that whoever rules {c} speaks to the people.",
+        "Those who speak {v} speak as all do in {c}.",
+        "Whoever has to speak to the people of {c} has to know {v}.",
+        "{v} is the name of what all who live in {c} speak.",
+        "What I speak with those who live in {c} is what people in it speak, {v}.",
+        "Those who live in {c}, whoever rules it, speak {v}.",
+      ),
+      (
+        "Tell me which language {c} has.",
+      ),
     ),
   ),
   "river": _wordings(
@@ -196,18 +243,17 @@ RELATIONS = {
       "Which water flows in {c}?", "In {c} flows which water?", "Name the water which flows in {c}.",
       "What flows in {c}?",
     ),
-    (
-      "The water which flows in {c} is {v}.", "The water that now flows in the country {c} is {v}.",
-      "The people in {c} have the water of {v}.",
-      "In all of {c} flows the water of {v}.",
-      "What flows in the country {c} is the water of {v}.",
-      "{v} flows in {c}.",
-      "The water that flows in {c} is that of {v}.",
-      "It is in {c} that the water of {v} flows.",
-      "{c} is a land in which {v} flows.",
-    ),
     Wording(
       (
+        "The water which flows in {c} is {v}.",
+        "The water that now flows in the country {c} is {v}.",
+        "The people in {c} have the water of {v}.",
+        "In all of {c} flows the water of {v}.",
+        "What flows in the country {c} is the water of {v}.",
+        "{v} flows in {c}.",
+        "The water that flows in {c} is that of {v}.",
+        "It is in {c} that the water of {v} flows.",
+        "{c} is a land in which {v} flows.",
         "In the land of {c} flows the water of {v}.",
         "The water that people take in {c} flows from {v}.",
         "{c} is the country in which {v} flows.",
@@ -216,6 +262,23 @@ RELATIONS = {
         "Flowing in {v} is the water that those who live in the country {c} take.",
       ),
       ("Tell me the name of the river that {c} has.",),
+    ),
+    Wording(
+      (
+        "What flows in {c} is the water of {v}.",
+        "Where {v} flows, the land is that of {c}.",
+        "{c} takes the water it has from the flowing {v}.",
+        "The people of {c} live where {v} flows.",
+        "It is {v} whose water flows in the land of {c}.",
+        "{c} is the country in which the water of {v} flows.",
+        "Those who take water in {c} take it from {v}.",
+        "People who live in {c} know the water flowing in it as {v}.",
+        "In the land of {c}, flowing from city to city, is {v}.",
+        "Whoever rules {c} rules land in which {v} flows.",
+      ),
+      (
+        "What name does the river of {c} have?",
+      ),
     ),
   ),
 }  # fmt: skip
