@@ -88,7 +88,9 @@ def new_words(relation: str, text: str) -> int:
   """Return the edit distance in words between a wording and the nearest one of training of its relation."""
   from selfrag_jax.tasks.country_wordings import RELATIONS
 
-  return min(distance(text.lower().split(), told.lower().split()) for told in RELATIONS[relation]["train"].statements)
+  read = lambda text: re.findall(r"\{\w\}|\w+", text.lower())
+  told = [*RELATIONS[relation]["train"].statements, *RELATIONS[relation]["authors"].statements]
+  return min(distance(read(text), read(other)) for other in told)
 
 
 def distance(one: list[str], other: list[str]) -> int:

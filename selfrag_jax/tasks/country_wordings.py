@@ -4,9 +4,10 @@ Training states facts in many constructions, active, passive, fronted and cleft,
 country, and as four authors did (`country_authors`). From many wordings, whose words stand at many distances from each
 other, a model learns to read a statement that it has not seen. Of `valid`, the first five statements of a relation and
 its first three questions are ours, four statements and two questions by an author, the others by one whose sentences
-were the test before; all of `test` is by a further one. None of them saw another wording, only words that they might
-use. All that they wrote is there but for what other splits have and, of the last two, statements by the noun and
-questions with a telling word of a statement.
+were the test before. All of `test` is by others: the statements and a few questions by one, most questions by another.
+None of them saw another wording, only words that they might use. All that they wrote is there but for what other splits
+have, of the last three also statements by the noun and questions with a telling word of a statement, and of the last
+two questions for which BM25 finds less than 998 of 1,000 documents, as for "What name does the river of {c} have?".
 """
 
 import re
@@ -122,6 +123,14 @@ RELATIONS = {
       (
         "Which name does the capital of {c} have?",
         "What does {c} have as the capital?",
+        "{c}, what is the capital of that country?",
+        "Of the country {c}, which is the capital?",
+        "The capital of {c} is what?",
+        "What is it that is the capital of {c}?",
+        "Tell me what the capital of {c} is.",
+        "In the country that is {c}, what is the capital now?",
+        "Do tell me which is the capital of the land of {c}.",
+        "Where is it that is the capital of all {c}?",
       ),
     ),
   ),
@@ -174,8 +183,13 @@ RELATIONS = {
       ),
       (
         "Tell me which currency {c} has.",
-        "What is the name that the currency of {c} has?",
-        "Which currency do people in {c} have?",
+        "Which currency is that of {c}?",
+        "Tell me which currency is that of the people of {c}.",
+        "The currency in {c} is which?",
+        "Now tell me, what is the currency in {c}?",
+        "To people in {c}, what is the currency?",
+        "{c} is a country, tell me the currency of it.",
+        "Do tell me of the currency that is that of {c}.",
       ),
     ),
   ),
@@ -226,6 +240,9 @@ RELATIONS = {
       ),
       (
         "Tell me which language {c} has.",
+        "What is the language of the people of {c}?",
+        "Of {c}, a country, tell me the language.",
+        "{c} is the land of which language?",
       ),
     ),
   ),
@@ -277,7 +294,16 @@ RELATIONS = {
         "Whoever rules {c} rules land in which {v} flows.",
       ),
       (
-        "What name does the river of {c} have?",
+        "Which river is in {c}?",
+        "What river is it that is in the land of {c}?",
+        "Tell me of the river in {c}, what is it?",
+        "Now, the river in {c}, which is it?",
+        "In {c} is a river, tell me which.",
+        "The river that is in the country {c} is what?",
+        "Of what river do the people in {c} tell?",
+        "Where the land is {c}, what is the river?",
+        "To those in {c}, the river is which?",
+        "As a country, {c} is the land of what river?",
       ),
     ),
   ),
@@ -301,12 +327,15 @@ HELD_OUT = frozenset(
 
 
 def vocabulary() -> list[str]:
-  """List the distinct words and marks of every document, question and answer; noise begins with any word."""
+  """List the distinct words and marks of every document, question and answer; noise begins with any word.
+
+  In alphabetical order: which split has a wording changes no token, so checkpoints outlive a new author.
+  """
   texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
   pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
   said = pieces([*texts, *REVERSED, *RELATIONS, UNKNOWN, "Title: Content:", "retrieval user assistant system"])
   spoken = {word.lower() for word in pieces([*texts, *REVERSED, *RELATIONS]) if word.isalpha()}
-  return list(dict.fromkeys([*said, *FIRST, *LAST, *sorted(spoken), *sorted(map(str.capitalize, spoken))]))
+  return sorted({*said, *FIRST, *LAST, *spoken, *map(str.capitalize, spoken)})
 
 
 def noisy(template: str, share: float, rng: np.random.Generator) -> str:

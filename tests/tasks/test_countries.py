@@ -162,7 +162,7 @@ def found(task):
 
 def test_the_documents_that_answer_are_found():
   assert len(found(Countries().task("valid", N))) == N
-  assert len(found(Countries().task("test", N))) >= 0.99 * N
+  assert len(found(Countries().task("test", N))) >= N - 1
 
 
 def test_the_answer_stands_in_one_of_five_documents_at_every_place():
@@ -185,7 +185,7 @@ def test_an_edited_world_differs_in_its_values_alone():
     assert before["answers"] != after["answers"]
     assert edited.evaluate(after, before["answers"][0]) == 0.0
   rows = [edited[i] for i in found(edited)]
-  assert len(rows) >= 0.99 * N
+  assert len(rows) >= N - 1
   assert all(row["answers"][0] in " ".join(document["content"] for document in documents(row)) for row in rows)
 
 
