@@ -44,12 +44,13 @@ def main(_) -> None:
   rows = list(task)
   messages = [repeat_documents(row["messages"], repeats) for row in rows]
   said = model.answer(messages, max_new_tokens=8, batch_size=64)
-  groups = "the other documents", "new words of the wording", "the wording"
+  groups = "the other documents", "new words of the wording", "the wording", "the question"
   wrong: dict[str, dict[str, list[bool]]] = {group: {} for group in groups}
   for row, answer in zip(rows, said, strict=True):
     mistake = not task.evaluate(row, answer.text)
     relation, text = wording(row["gold"])
-    for group, name in zip(groups, (kind(row), f"{new_words(relation, text):2}", text), strict=True):
+    names = kind(row), f"{new_words(relation, text):2}", text, asked(row)
+    for group, name in zip(groups, names, strict=True):
       wrong[group].setdefault(name, []).append(mistake)
   for title, of in wrong.items():
     print(f"{title:60}{'n':>6}{'wrong':>8}  95 % interval")
@@ -81,6 +82,13 @@ def wording(content: str) -> tuple[str, str]:
 
   stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
   return next((name, text) for name, text in stated if re.fullmatch(text.format(c=NAME, v=NAME), content))
+
+
+def asked(row: dict[str, Any]) -> str:
+  """Return the wording of the question."""
+  from selfrag_jax.tasks.facts import FIRST, LAST
+
+  return re.sub(rf"({'|'.join(FIRST)}) ({'|'.join(LAST)})", "{c}", row["messages"][1]["content"])
 
 
 @cache

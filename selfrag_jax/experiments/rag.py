@@ -75,7 +75,7 @@ class CountriesData(Checked):
   noise: Share = 0.0  # in phase `rag`: of words that tell no relation, left out or replaced; of sentences, turned round
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
   alike: Share = 0.0  # of the worlds of a training: have names that share their words
-  authors: Share = 0.0  # in phase `rag`: of statements and questions, those that four authors wrote
+  authors: Share = 0.0  # in phase `rag`: of statements and questions, those that authors wrote
   repeats: Count = 1  # how often the content of a document is shown, one copy after the other
   seed: Seed = 0
 

@@ -80,7 +80,7 @@ class Countries:
   noise: float = 0.0  # in a training, the share of words that are left out or replaced, and of sentences turned round
   reversed: float = 0.0  # the share of the further questions that give a value and ask for its country
   alike: float = 0.0  # the share of the worlds of a training whose names share their few words
-  authors: float = 0.0  # the share of the statements and questions of a training that `country_authors` has
+  authors: float = 0.0  # the share of the statements and questions of a training that authors wrote
   seed: int = 0
 
   def __post_init__(self):

@@ -42,7 +42,7 @@ def asked(rows):
 
 def test_each_split_has_all_of_its_own_wordings():
   for split in SPLITS:
-    task = Countries().task(split, 20 * N if split == "train" else N)
+    task = Countries().task(split, 20 * N if split == "train" else 2 * N)
     assert told(task) == of_split(split, "statements")
     assert asked(task) == of_split(split, "questions")
   for kind in ("statements", "questions"):
@@ -63,7 +63,7 @@ def test_a_share_of_the_wordings_of_a_training_is_by_authors_and_none_of_its_sim
   countries = Countries(authors=0.3)
   training = lambda countries, n: [countries.training("retrieved", 0.0)[index] for index in range(n)]
   posed = [m["content"] for row in training(countries, 5 * N) for m in row["messages"] if m["role"] == "user"]
-  stated = [d.content for number in range(N) for d in countries.world("train", number).documents]
+  stated = [d.content for number in range(2 * N) for d in countries.world("train", number).documents]
   for texts, kind in ((stated, "statements"), (posed, "questions")):
     texts, authors = [plainly(text) for text in texts], of_split("authors", kind)
     assert set(texts) == of_split("train", kind) | authors
