@@ -5,7 +5,8 @@
 WORKDIR is a finished `launch/train.py` run. 1,024 questions of a split, greedy answers beside the documents that were
 found. A rival states the same relation of another country; `with a word`: a word of the name that is asked for
 stands in it. A model that tells relations apart but not countries is wrong beside half of the rivals. New words of a
-wording are those to leave out, put in or replace, at least, to make it of a statement of training (edit distance).
+wording are those to leave out, put in or replace, at least, to make it of a statement of training (edit distance). The
+last two groups are the wordings of statements and questions.
 """
 
 import re
@@ -21,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 WORKDIR = flags.DEFINE_string("workdir", "runs/rag_hybrid", "The finished run.")
 SPLIT = flags.DEFINE_enum("split", "valid", ["valid", "test"], "Names and wordings of which split.")
 QUESTIONS = 1024
-NAME = r"\w+ \w+"
 
 
 def main(_) -> None:
@@ -81,14 +81,20 @@ def wording(content: str) -> tuple[str, str]:
   from selfrag_jax.tasks.country_wordings import RELATIONS
 
   stated = [(name, text) for name, of in RELATIONS.items() for text in of[SPLIT.value].statements]
-  return next((name, text) for name, text in stated if re.fullmatch(text.format(c=NAME, v=NAME), content))
+  return next((name, text) for name, text in stated if re.fullmatch(text.format(c=names(), v=names()), content))
 
 
 def asked(row: dict[str, Any]) -> str:
   """Return the wording of the question."""
+  return re.sub(names(), "{c}", row["messages"][1]["content"])
+
+
+@cache
+def names() -> str:
+  """Return the pattern of every name."""
   from selfrag_jax.tasks.facts import FIRST, LAST
 
-  return re.sub(rf"({'|'.join(FIRST)}) ({'|'.join(LAST)})", "{c}", row["messages"][1]["content"])
+  return rf"(?:{'|'.join(FIRST)}) (?:{'|'.join(LAST)})"
 
 
 @cache

@@ -25,6 +25,7 @@ from configs.pretrain import MODELS, optimizer, tiny_model
 from selfrag_jax.experiments import rag
 from selfrag_jax.settings import full_config
 
+# window: the tokens that an `L` layer sees; a pattern without `L` needs none
 PATTERNS = {"hybrid": {"block_pattern": "MMT"}, "transformer": {"block_pattern": "LLT", "window": 32}}
 
 
@@ -37,7 +38,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   # Mamba-2 layers tell order, and attention learns sooner to choose by content if it does not see positions
   model = {"rope": variant == "transformer", "qk_norm": True, "ssm_chunk": 16, "remat": "none"}
   model |= {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]}
-  # one wide head behind two layers that see what stands nearby looks for a value by all that its sentence says. Two
+  # one wide head looks for a value by all that two layers, of a state or a window, have summed up of its sentence. Two
   # heads, and layers that all see everything, take longer to copy and to tell countries apart
   if variant in PATTERNS:
     model |= {**PATTERNS[variant], "n_heads": 1}

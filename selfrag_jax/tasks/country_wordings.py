@@ -6,11 +6,12 @@ learns to read a statement that it has not seen. What authors wrote, and all of 
 `data/countries`. An author is an instance of a language model that was told the four facts, the words that it might
 use and, for training, a manner: an encyclopedia's, a storyteller's, a friend's with a lawyer's, a traveller's, a
 gossip's, a poet's or a riddler's. None saw a sentence of another, and all that they wrote is there but for what other
-splits have. Of `valid`, the first five statements of a relation and its first three questions are ours, the others by
-four authors, three of whom wrote the test of a former run; `test` is by two. Of those three and two, there are no
-statements by the noun, no questions without it or with a telling word of a statement and, of the last four of these
-authors, none for which BM25 finds less than 998 of 1,000 documents; of the last two, no word that stands in authors'
-sentences alone.
+splits have.
+
+Of `valid`, the first statements and questions are ours, the next an author's, the others those of two former tests, by
+three authors; `test` is by two. Tests have neither statements by the noun nor questions without it or with a telling
+word of a statement; in the third, each statement is more than one word away from those of training. In both splits,
+BM25 finds 998 of 1,000 documents or more beside each question, and each word stands in a training without authors, too.
 """
 
 import json
@@ -66,7 +67,7 @@ AUTHORS, VALID, TEST = _authored("train"), _authored("valid"), _authored("test")
 
 
 def _wordings(noun: str, statements: tuple[str, ...], questions: tuple[str, ...]) -> dict[str, Wording]:
-  """Return the wordings of a relation in each split, and those of `authors` for training.
+  """Return the wordings of a relation in each split, and those for training that authors wrote.
 
   Training states and asks by the noun and by verbs. The other splits state by verbs and ask by the noun: such a
   statement and such a question share no word that tells relations apart, and only training tells which answers which.
@@ -158,7 +159,7 @@ HELD_OUT = frozenset(
 def vocabulary() -> list[str]:
   """List the distinct words and marks of every document, question and answer; noise begins with any word.
 
-  In alphabetical order: which split has a wording changes no token, so checkpoints outlive a new author.
+  In alphabetical order: which split has a wording changes no token, so checkpoints outlive an author of no new word.
   """
   texts = [text for splits in RELATIONS.values() for wording in splits.values() for kind in wording for text in kind]
   pieces = lambda texts: re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w\}", " ", " ".join(texts)))
@@ -177,7 +178,8 @@ def noisy(template: str, share: float, rng: np.random.Generator) -> str:
   if not share:
     return template
   words, mark = [], template[-1]
-  for word in (template[0].lower() + template[1:-1]).split():
+  first, *others = template[:-1].split()
+  for word in (first if first == "I" else first[0].lower() + first[1:], *others):
     if word not in FILLERS or rng.random() >= share:
       words.append(word)
     elif rng.random() < 0.5:

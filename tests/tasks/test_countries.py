@@ -95,6 +95,12 @@ def test_noise_puts_the_beginning_of_some_sentences_behind_the_rest():
   assert abs(np.mean([one != text for one in drawn]) - 0.4 * 3 / 4) < 0.04
 
 
+def test_noise_writes_the_pronoun_with_a_capital_letter():
+  rng = np.random.default_rng(0)
+  drawn = {noisy("I pay with {v}.", 0.4, rng) for _ in range(100)}
+  assert drawn == {"I pay with {v}.", "Pay with {v} I.", "With {v} I pay.", "{v} I pay with."}
+
+
 def test_noise_makes_no_wording_that_is_held_out():
   rng, near = np.random.default_rng(0), "{c} is now ruled from {v}."
   drawn = {noisy(near, 0.5, rng) for _ in range(2000)}
@@ -141,7 +147,8 @@ def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
 def test_held_out_names_are_new_but_their_words_are_not(split):
   train, held_out = Countries().task("train", N), Countries().task(split, N)
   assert not names(train) & names(held_out)
-  words = lambda task: set(re.findall(r"\w+", " ".join(f"{row['messages']}" for row in task)))
+  texts = lambda row: [*(d["content"] for d in documents(row)), *(m["content"] for m in row["messages"][1:])]
+  words = lambda task: set(re.findall(r"\w+", " ".join(text for row in task for text in texts(row))))
   training = Countries(noise=0.3, reversed=0.4).training("retrieved", 0.1)
   assert words(held_out) <= words(training[i] for i in range(40 * N))
 
