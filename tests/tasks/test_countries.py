@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from selfrag_jax.tasks.countries import Countries
-from selfrag_jax.tasks.country_wordings import FILLERS, RELATIONS, UNKNOWN, noisy
+from selfrag_jax.tasks.country_wordings import FILLERS, RELATIONS, UNKNOWN, noisy, vocabulary
 from selfrag_jax.tasks.facts import FIRST, LAST, SPLITS
 from selfrag_jax.text.chat import COMPACT, render_conversation
 
@@ -276,6 +276,10 @@ def test_examples_are_a_function_of_seed_and_index():
 def test_an_answer_can_say_that_it_is_unknown():
   tokenizer, task = Countries().tokenizer, Countries().questions("test", 1, "missing")
   assert task.evaluate(task[0], tokenizer.decode(tokenizer.encode(UNKNOWN))) == 1.0
+
+
+def test_the_order_of_the_wordings_changes_no_token():
+  assert vocabulary() == sorted(set(vocabulary()))
 
 
 def test_the_vocabulary_covers_every_conversation():
