@@ -48,7 +48,7 @@ class Reading(Protocol):
 
   @property
   def simple(self) -> "Reading":
-    """The same in its simplest form, from which a fresh model learns to copy."""
+    """The same in its simplest form, from which a fresh model learns to copy, and to choose a document."""
     ...
 
   def size(self, split: str) -> int | None:
@@ -98,7 +98,11 @@ class ArticlesData(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ReadingConfig(ConversationConfig):
-  """Language modelling on whole conversations, documents included, from which a fresh model learns to copy."""
+  """A phase of a fresh model, on conversations in their simplest form.
+
+  `pretrain` is language modelling of all of them, documents included, from which the model learns to copy; `choose` is
+  on their answers alone, from which it learns which document to copy from.
+  """
 
   steps: Natural = 0
 
@@ -144,7 +148,8 @@ class EvalConfig(Checked):
     return chosen
 
 
-OWN = {"pretrain": ReadingConfig, "rag": RAGConfig, "evaluation": EvalConfig, "loop": LoopConfig}
+PHASES = {"pretrain": ReadingConfig, "choose": ReadingConfig, "rag": RAGConfig}
+OWN = {**PHASES, "evaluation": EvalConfig, "loop": LoopConfig}
 DATA = {"countries": CountriesData, "articles": ArticlesData}
 SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, **OWN}
 SCRATCH_BUCKET, BUCKET = 32, 128  # prompts are padded to a multiple; those of the embedded task are short
@@ -163,6 +168,7 @@ class Experiment:
   plain: Task | None
   model: ModelConfig
   pretrain: ReadingConfig
+  choose: ReadingConfig
   rag: RAGConfig
   evaluation: EvalConfig
   loop: LoopConfig
@@ -175,11 +181,10 @@ class Experiment:
   def phase(self, name: str, params: Params | None) -> ConversationPhase:
     """Make a phase that starts from `params` (None: from the pretrained parameters, or from scratch)."""
     config: Any = getattr(self, name)
-    whole = name == "pretrain"
-    shown = "retrieved" if whole else config.documents
-    reading = self.reading.simple if whole else self.reading
-    task = reading.training(shown, self.rag.unanswerable)
-    if not whole and self.plain is not None:
+    whole, last = name == "pretrain", name == "rag"
+    reading = self.reading if last else self.reading.simple
+    task = reading.training("retrieved" if whole else self.rag.documents, self.rag.unanswerable)
+    if last and self.plain is not None:
       task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 
     def render(index: int) -> Rendered:
@@ -213,7 +218,7 @@ class Experiment:
 
   def phases(self) -> list[str]:
     """Return the names of the phases, in the order of training."""
-    return [*(["pretrain"] if self.pretrain.steps else []), "rag"]
+    return [name for name in PHASES if getattr(self, name).steps]
 
   def validate(self, params: Params) -> dict[str, float]:
     """Score held-out questions while the model trains."""

@@ -175,8 +175,8 @@ class Countries:
 
   @property
   def simple(self) -> "Countries":
-    """The same without noise and authors: a fresh model that meets all variety at once learns to choose later."""
-    return dataclasses.replace(self, noise=0.0, authors=0.0)
+    """The same with rivals alone: a fresh model that meets all variety at once learns to choose late, or never."""
+    return dataclasses.replace(self, near=1.0, noise=0.0, reversed=0.0, alike=0.0, authors=0.0)
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""

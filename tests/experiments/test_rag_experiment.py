@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from configs.rag import get_config
 from selfrag_jax.experiments.chat_model import Answer, ChatModel, load_chat
-from selfrag_jax.experiments.rag import PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
+from selfrag_jax.experiments.rag import PHASES, PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.export import export_safetensors
 from selfrag_jax.model.lm import init_params
@@ -28,7 +28,7 @@ PHASE = {"steps": 2, "batch_size": 8, "accumulate": 1}
 TINY = {
   "mesh.data": 1,
   "mesh.fsdp": 8,
-  **{f"{phase}.{key}": value for phase in ("pretrain", "rag") for key, value in PHASE.items()},
+  **{f"{phase}.{key}": value for phase in ("pretrain", "choose", "rag") for key, value in PHASE.items()},
   "model.d_model": 32,
   "model.ssm_head_dim": 16,
   "model.mlp_dim": 32,
@@ -92,15 +92,37 @@ def test_the_longest_conversation_of_a_training_fits_into_a_row():
   assert len(ids) <= min(experiment.pretrain.max_tokens, experiment.rag.max_tokens)
 
 
-def test_the_first_phase_reads_all_and_the_second_answers_alone():
+def test_the_first_phase_reads_all_and_the_others_answers_alone():
   experiment = made()
-  whole, answers = (experiment.phase(name, None).batch(0) for name in ("pretrain", "rag"))
+  whole, choose, rag = (experiment.phase(name, None).batch(0) for name in experiment.phases())
   assert np.array_equal(whole["mask"], whole["segment_ids"] > 0)
-  assert 0.05 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.15
+  for answers in (choose, rag):
+    assert 0.05 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.15
+  assert np.array_equal(whole["tokens"], choose["tokens"])
+
+
+def test_the_phases_before_the_last_read_the_simple_form():
+  simple = {"data.near": 1.0, **{f"data.{share}": 0.0 for share in ("noise", "reversed", "alike", "authors")}}
+  varied, plain = made(), made(**simple)
+  same = [
+    np.array_equal(*(of.phase(name, None).batch(0)["tokens"] for of in (varied, plain))) for name in varied.phases()
+  ]
+  assert same == [True, True, False]
+
+
+def test_a_control_sees_in_every_phase_of_answers_what_it_sees_in_the_last(monkeypatch):
+  experiment, seen = made(**{"rag.documents": "none"}), []
+  training = Countries.training
+  monkeypatch.setattr(
+    Countries, "training", lambda self, shown, share: seen.append(shown) or training(self, shown, share)
+  )
+  for name in experiment.phases():
+    experiment.phase(name, None)
+  assert seen == ["retrieved", "none", "none"]
 
 
 def test_documents_are_shown_as_often_as_the_config_says(monkeypatch):
-  once, twice = (made(**{"data.repeats": n, "rag.max_tokens": 320, "pretrain.max_tokens": 320}) for n in (1, 2))
+  once, twice = (made(**{"data.repeats": n, **{f"{p}.max_tokens": 320 for p in PHASES}}) for n in (1, 2))
   for phase in once.phases():
     lengths = [(of.phase(phase, None).batch(0)["segment_ids"] > 0).sum() for of in (once, twice)]
     assert lengths[0] < lengths[1]
@@ -123,7 +145,7 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
   report = run(experiment, tmp_path)
   jsonschema.validate(json.loads(json.dumps(report)), read_schema("rag"))
   assert set(numbers(report)) == value_names(experiment)
-  assert (tmp_path / "rag.csv").read_text().count("\n") == 1 + 2 * len(Countries.conditions)
+  assert (tmp_path / "rag.csv").read_text().count("\n") == 1 + 3 * len(Countries.conditions)
   with np.load(tmp_path / "rag.npz", allow_pickle=False) as scores:
     assert scores["rag.edited.exact"].mean() == report["em"]["rag"]["edited"]
   again = evaluate(made(), tmp_path)
@@ -172,7 +194,7 @@ def test_a_run_with_lora_changes_the_projections_alone(tmp_path):
   dry_run(experiment)
   report = run(experiment, tmp_path)
   assert {**evaluate(experiment, tmp_path), "wall_seconds": 0} == {**report, "wall_seconds": 0}
-  before, after = (load_model(tmp_path, phase).params["params"] for phase in ("pretrain", "rag"))
+  before, after = (load_model(tmp_path, phase).params["params"] for phase in ("choose", "rag"))
   assert (before["embed"] == after["embed"]).all()
   mixers = [params["segments_0"]["layer_0"]["mixer"]["in_proj"] for params in (before, after)]
   assert not (mixers[0] == mixers[1]).all()

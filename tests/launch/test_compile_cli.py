@@ -22,7 +22,8 @@ SMALL = (
   "--config.evaluation.batch_size=4",
 )  # fmt: skip
 COUNTRIES = (
-  "--config.pretrain.steps=0", "--config.rag.batch_size=4", "--config.rag.accumulate=1", "--config.model.d_model=64",
+  "--config.pretrain.steps=0", "--config.choose.steps=0",
+  "--config.rag.batch_size=4", "--config.rag.accumulate=1", "--config.model.d_model=64",
 )  # fmt: skip
 
 
@@ -140,7 +141,8 @@ def test_what_does_not_fit_says_what_to_change():
 
 def test_the_arguments_of_an_update_are_the_shards_of_its_state_and_of_its_batch():
   config = get_config("hybrid")
-  config.mesh.fsdp, config.rag.batch_size, config.rag.accumulate, config.pretrain.steps = 4, 8, 1, 0
+  config.mesh.fsdp, config.rag.batch_size, config.rag.accumulate = 4, 8, 1
+  config.pretrain.steps = config.choose.steps = 0
   experiment = build(config.to_dict())
   with jax.set_mesh(experiment.mesh):
     phase = planned(experiment)["rag"]
