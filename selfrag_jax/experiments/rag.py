@@ -46,9 +46,8 @@ class Reading(Protocol):
 
   conditions: ClassVar[tuple[str, ...]]
 
-  @property
-  def simple(self) -> "Reading":
-    """The same in its simplest form, from which a fresh model learns to copy, and to choose a document."""
+  def of_phase(self, name: str) -> "Reading":
+    """Return what a phase reads: a fresh model learns to copy, and to choose a document, from simpler forms."""
     ...
 
   def size(self, split: str) -> int | None:
@@ -98,7 +97,7 @@ class ArticlesData(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ReadingConfig(ConversationConfig):
-  """A phase of a fresh model, on conversations in their simplest form.
+  """A phase of a fresh model, on conversations in a simple form.
 
   `pretrain` is language modelling of all of them, documents included, from which the model learns to copy; `choose` is
   on their answers alone, from which it learns which document to copy from.
@@ -182,8 +181,7 @@ class Experiment:
     """Make a phase that starts from `params` (None: from the pretrained parameters, or from scratch)."""
     config: Any = getattr(self, name)
     whole, last = name == "pretrain", name == "rag"
-    reading = self.reading if last else self.reading.simple
-    task = reading.training("retrieved" if whole else self.rag.documents, self.rag.unanswerable)
+    task = self.reading.of_phase(name).training("retrieved" if whole else self.rag.documents, self.rag.unanswerable)
     if last and self.plain is not None:
       task = mixed(task, self.plain, self.rag.plain.share, self.config["seed"])
 

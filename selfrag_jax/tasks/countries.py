@@ -173,10 +173,15 @@ class Countries:
 
     return show(self._task("train", ENDLESS, make), shown, self.per_world)
 
-  @property
-  def simple(self) -> "Countries":
-    """The same with rivals alone: a fresh model that meets all variety at once learns to choose late, or never."""
-    return dataclasses.replace(self, near=1.0, noise=0.0, reversed=0.0, alike=0.0, authors=0.0)
+  def of_phase(self, name: str) -> "Countries":
+    """Return what phase `pretrain`, `choose` or `rag` reads.
+
+    A fresh model that meets all variety at once learns to choose late, or never: the first two have no noise and no
+    authors, and `choose` has rivals alone.
+    """
+    plain = dataclasses.replace(self, noise=0.0, authors=0.0)
+    rivals = dataclasses.replace(plain, near=1.0, reversed=0.0, alike=0.0)
+    return {"pretrain": plain, "choose": rivals, "rag": self}[name]
 
   def size(self, split: str) -> int | None:
     """Return None: the questions of a split never end."""

@@ -98,12 +98,10 @@ def test_the_first_phase_reads_all_and_the_others_answers_alone():
   assert np.array_equal(whole["mask"], whole["segment_ids"] > 0)
   for answers in (choose, rag):
     assert 0.05 < answers["mask"].sum() / (answers["segment_ids"] > 0).sum() < 0.15
-  assert np.array_equal(whole["tokens"], choose["tokens"])
 
 
-def test_the_phases_before_the_last_read_the_simple_form():
-  simple = {"data.near": 1.0, **{f"data.{share}": 0.0 for share in ("noise", "reversed", "alike", "authors")}}
-  varied, plain = made(), made(**simple)
+def test_each_phase_reads_its_own_form():
+  varied, plain = made(), made(**{"data.noise": 0.0, "data.authors": 0.0})
   same = [
     np.array_equal(*(of.phase(name, None).batch(0)["tokens"] for of in (varied, plain))) for name in varied.phases()
   ]

@@ -119,11 +119,13 @@ def test_noise_is_for_a_training_alone():
   assert asked(rows) - of_split("train", "questions")
 
 
-def test_the_simple_form_of_a_training_has_nothing_but_rivals():
-  varied = Countries(near=0.5, noise=0.3, reversed=0.4, alike=0.4, authors=0.3)
-  varied, simple, rivals = (c.training("retrieved", 0.0) for c in (varied, varied.simple, Countries(near=1.0)))
-  assert [simple[index] for index in range(N)] == [rivals[index] for index in range(N)]
-  assert [simple[index] for index in range(N)] != [varied[index] for index in range(N)]
+def test_the_phases_before_the_last_read_simpler_forms():
+  shares = {"near": 0.5, "reversed": 0.4, "alike": 0.4}
+  varied = Countries(**shares, noise=0.3, authors=0.3)
+  drawn = lambda countries: [countries.training("retrieved", 0.0)[index] for index in range(N)]
+  assert drawn(varied.of_phase("pretrain")) == drawn(Countries(**shares)) != drawn(varied)
+  assert drawn(varied.of_phase("choose")) == drawn(Countries(near=1.0)) != drawn(Countries(**shares))
+  assert varied.of_phase("rag") == varied
 
 
 def test_a_share_of_the_conversations_of_a_training_are_beside_rivals():
