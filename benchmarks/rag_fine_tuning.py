@@ -19,6 +19,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from selfrag_jax.experiments.rag import PHASES
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.storage.arrays import read_npz
 
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> None:
   if argv[1:]:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   report, scores = read_run(RUN.value)
-  first = next(iter(report["em"]))
+  first = next(name for name in ("base", *PHASES) if name in report["em"])
   if first == TUNED:
     raise ValueError(f"{RUN.value} has no scores of the model before: evaluate it with config.evaluation.before = True")
   before = best_prompt(scores, first)
