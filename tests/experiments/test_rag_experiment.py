@@ -28,7 +28,7 @@ PHASE = {"steps": 2, "batch_size": 8, "accumulate": 1}
 TINY = {
   "mesh.data": 1,
   "mesh.fsdp": 8,
-  **{f"{phase}.{key}": value for phase in ("pretrain", "choose", "rag") for key, value in PHASE.items()},
+  **{f"{phase}.{key}": value for phase in PHASES for key, value in PHASE.items()},
   "model.d_model": 32,
   "model.ssm_head_dim": 16,
   "model.mlp_dim": 32,
