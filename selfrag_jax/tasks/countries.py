@@ -153,7 +153,7 @@ class Countries:
 
     The first question of a conversation is followed by others about its documents, drawn with replacement: were each
     document asked for once, the last answers would follow from those before. The document that answers the first one is
-    added where it was not found.
+    added where it was not found. The share `unanswerable` of the others asks, too, for what no shown document states.
     """
 
     def make(asked: Asked, rng: np.random.Generator) -> Conversation:
@@ -164,11 +164,13 @@ class Countries:
       others = [place for place in found if place != asked.place][: self.top_k - known]
       shown = [*others, *([asked.place] if known else [])]
       conversation = _conversation(asked, rng.permutation(shown), known)
-      turns = [
-        {"role": role, "content": content}
-        for place in rng.choice(shown, self.further)
-        for role, content in zip(("user", "assistant"), world.turn(place, self, rng), strict=True)
-      ]
+      turns = []
+      for place in rng.choice(shown, self.further):
+        # a rival's document: its country or its relation stands in those shown, so neither alone tells that it is known
+        hidden = rng.random() < unanswerable and [rival for rival in world.rivals(place) if rival not in shown]
+        question, value = world.turn(rng.choice(hidden) if hidden else place, self, rng)
+        answer = UNKNOWN if hidden else value
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
       return {**conversation, "messages": [*conversation["messages"], *turns]}
 
     return show(self._task("train", ENDLESS, make), shown, self.per_world)

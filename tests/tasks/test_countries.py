@@ -222,14 +222,36 @@ def test_a_training_asks_further_questions_about_the_documents_of_a_conversation
     facts = [set(re.findall(NAME, document["content"])) for document in documents(row)]
     asked_for = [{*re.findall(NAME, question), answer} for question, answer in zip(posed, said, strict=True)]
     assert len(facts) == 5
-    places.append([facts.index(fact) for fact in asked_for[1:]])
+    places.append([-1 if UNKNOWN in fact else facts.index(fact) for fact in asked_for[1:]])
   assert 0.1 < np.mean([row["answers"] == (UNKNOWN,) for row in rows]) < 0.3
+  assert abs(np.mean(np.array(places) == -1) - 0.2) < 0.02
   # no answer follows from those before: the last question is about a document of before as often as by chance
-  again = np.mean([found[-1] in found[:-1] for found in places])
-  assert abs(again - (1 - 0.8**8)) < 0.06
+  answered = [(last, before) for *before, last in places if last != -1]
+  again = np.mean([last in before for last, before in answered])
+  assert abs(again - (1 - (1 - 0.8 / 5) ** 8)) < 0.06
   assert asked(rows) == of_split("train", "questions")
   plain = task.evaluate(rows[0], rows[0]["answers"][0]), task.evaluate(rows[0], "Nobody")
   assert plain == (1.0, 0.0)
+
+
+def test_a_further_question_that_no_document_answers_shares_its_country_or_its_relation_with_one():
+  relation_of = {plainly(text): name for name, of in RELATIONS.items() for kind in of["train"] for text in kind}
+  task, kinds = Countries(near=0.5).training("retrieved", 0.3), []
+  for row in (task[index] for index in range(N)):
+    facts = {(document["title"], relation_of[plainly(document["content"])]) for document in documents(row)}
+    countries, relations = (set(part) for part in zip(*facts, strict=True))
+    said = [message["content"] for message in row["messages"][3:]]
+    for question, answer in zip(said[::2], said[1::2], strict=True):
+      (country,), relation = re.findall(NAME, question), relation_of[plainly(question)]
+      assert ((country, relation) in facts) == (answer != UNKNOWN)
+      kinds += [(country in countries, relation in relations)] if answer == UNKNOWN else []
+  assert set(kinds) == {(True, True), (True, False), (False, True)}
+  backwards = Countries(reversed=1.0).training("retrieved", 0.3)
+  for row in (backwards[index] for index in range(N)):
+    told = re.findall(NAME, " ".join(document["content"] for document in documents(row)))
+    said = [message["content"] for message in row["messages"][3:]]
+    for question, answer in zip(said[::2], said[1::2], strict=True):
+      assert (re.findall(NAME, question)[0] in told) == (answer != UNKNOWN)
 
 
 def test_a_share_of_the_further_questions_of_a_training_asks_for_the_country_of_a_value():
