@@ -121,7 +121,7 @@ class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
-  unanswerable: Share = 0.1  # of the conversations: no document answers their (first) question
+  unanswerable: Share = 0.1  # of the first and of further questions: no document answers them
   plain: PlainConfig = PlainConfig()
 
 
