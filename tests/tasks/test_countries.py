@@ -246,12 +246,23 @@ def test_a_further_question_that_no_document_answers_shares_its_country_or_its_r
       assert ((country, relation) in facts) == (answer != UNKNOWN)
       kinds += [(country in countries, relation in relations)] if answer == UNKNOWN else []
   assert set(kinds) == {(True, True), (True, False), (False, True)}
-  backwards = Countries(reversed=1.0).training("retrieved", 0.3)
+  backwards, n_unknown = Countries(reversed=1.0).training("retrieved", 0.3), 0
   for row in (backwards[index] for index in range(N)):
-    told = re.findall(NAME, " ".join(document["content"] for document in documents(row)))
+    shown = re.findall(NAME, " ".join(document["content"] for document in documents(row)))
     said = [message["content"] for message in row["messages"][3:]]
     for question, answer in zip(said[::2], said[1::2], strict=True):
-      assert (re.findall(NAME, question)[0] in told) == (answer != UNKNOWN)
+      assert (re.findall(NAME, question)[0] in shown) == (answer != UNKNOWN)
+      n_unknown += answer == UNKNOWN
+  assert abs(n_unknown / (9 * N) - 0.3) < 0.02
+
+
+def test_every_question_has_an_answer_where_none_shall_lack_it_or_no_document_is_left():
+  unknown = lambda task: [UNKNOWN in [m["content"] for m in task[index]["messages"][3:]] for index in range(N)]
+  assert not any(unknown(Countries().training("retrieved", 0.0)))
+  few = Countries(n_countries=2, top_k=8).training(
+    "retrieved", 0.3
+  )  # all documents, unless the first one lacks its own
+  assert all(few[index]["answers"] == (UNKNOWN,) for index, lacks in enumerate(unknown(few)) if lacks)
 
 
 def test_a_share_of_the_further_questions_of_a_training_asks_for_the_country_of_a_value():
