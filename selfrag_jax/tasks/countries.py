@@ -167,7 +167,7 @@ class Countries:
       conversation = _conversation(asked, rng.permutation(shown), known)
       turns = []
       for place in rng.choice(shown, self.further):
-        # of the same country or relation as a shown one, so that neither alone tells that it is known
+        # a rival of a shown document: that its country, or its relation, stands there does not make it known
         hidden = [rival for rival in world.rivals(place) if rival not in shown] if rng.random() < unanswerable else []
         question, value = world.turn(rng.choice(hidden) if hidden else place, self, rng)
         answer = UNKNOWN if hidden else value
