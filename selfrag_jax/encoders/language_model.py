@@ -14,6 +14,7 @@ import numpy as np
 
 from selfrag_jax.encoders.base import TextEncoder, computed_in
 from selfrag_jax.encoders.batches import embed_by_length
+from selfrag_jax.encoders.token_bag import document_frequency, inverse_document_frequency
 from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.export import TOKENIZER_FILES, export_safetensors
@@ -31,37 +32,46 @@ from selfrag_jax.text.tokenizer import BPETokenizer, Tokenizer
 from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
 CONSTANTS = "encoder.npz"
-FITTED = ("mean", "scale", "query_mean")
-SAMPLE = 256  # texts of a corpus from which `fit` computes mean and scale
+FITTED = ("mean", "scale", "query_mean", "weights")
+SAMPLE = 256  # texts of a corpus from which mean and scale are computed
 STEP = 32  # rows are padded to the longest row of their batch, rounded up to a multiple of this
 HEAD_TOKENS = 4096  # tokens whose logits exist at once
 
 
 class Reading(NamedTuple):
-  """What a language model makes of rows of tokens: a vector [B, 2 D] of each, and log p of each token [B, T]."""
+  """What a language model makes of rows of tokens: a vector [B, 2 D] of each, and the last states [B, T, D]."""
 
   vectors: Array
-  log_probs: Array
+  states: Array
 
 
 def read(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Reading:
-  """Read right-padded rows; an empty row has the vector 0.
+  """Read right-padded rows with the parameters of an `LMEncoder`; an empty row has the vector 0.
 
   A vector holds the mean state behind the first block, which still knows the word, and that behind the last, which
-  knows its context. A token counts as much as it surprises the model, by -log p: names count, and words that are
-  everywhere do not. The first token of a longer row, to whose state all others attend for want of a better, does not.
+  knows its context. A token counts by its weight, rare ones more than those that are everywhere. The first token of a
+  longer row, to whose state all others attend for want of a better, does not.
   """
   mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
-  tokens, segment_ids = jnp.where(mask, tokens_BxT, 0), mask.astype(jnp.int32)
-  states = hidden_states(config, params, tokens, lengths_B)
-  chunk = max(HEAD_TOKENS // len(tokens), 1)
-  log_probs = log_probs_of_states(config, params, states, tokens, segment_ids, chunk=min(chunk, CHUNK))
-  surprise = jax.lax.stop_gradient(-log_probs).at[:, 0].set(jnp.asarray(lengths_B) == 1)
-  weights = surprise / jnp.maximum(surprise.sum(axis=1, keepdims=True), 1e-9)
+  tokens, model = jnp.where(mask, tokens_BxT, 0), params["model"]
+  counted = mask.at[:, 0].set(jnp.asarray(lengths_B) == 1)
+  weights = jnp.where(counted, params["weights"][tokens], 0)
+  weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
+  states = hidden_states(config, model, tokens, lengths_B)
   first: Any = LM(config, unrolled=True).apply
-  words = first(unstack(config, params), tokens, jnp.asarray(lengths_B), method="first_block")
+  words = first(unstack(config, model), tokens, jnp.asarray(lengths_B), method="first_block")
   vectors = jnp.concatenate([mean_pool(words, weights), mean_pool(states, weights)], axis=1)
-  return Reading(vectors, log_probs)
+  return Reading(vectors, states)
+
+
+def next_token_log_probs(
+  config: ModelConfig, params: Params, states_BxTxD: Array, tokens_BxT: ArrayLike, lengths_B: ArrayLike
+) -> Array:
+  """Return log p [B, T] of each token from the states of `read`; `params` are those of the language model."""
+  mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
+  tokens, segment_ids = jnp.where(mask, tokens_BxT, 0), mask.astype(jnp.int32)
+  chunk = min(max(HEAD_TOKENS // len(tokens), 1), CHUNK)
+  return log_probs_of_states(config, params, states_BxTxD, tokens, segment_ids, chunk=chunk)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -73,10 +83,10 @@ def pooled(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B
 class LMEncoder(TextEncoder):
   """An encoder that embeds a text as a language model's mean hidden states, standardised and scaled to norm 1.
 
-  Untrained states share a few huge dimensions: `fit` gives each dimension mean 0 and variance 1 over some texts, and a
-  retriever keeps the resulting `constants`. Questions are written otherwise than passages, and their states have
-  another mean: after `fit_queries`, queries have their own. `params` holds the constants beside the model's parameters,
-  so that training goes on from them.
+  Untrained states share a few huge dimensions: `fit` gives each dimension mean 0 and variance 1 over some texts, and
+  each token its inverse document frequency as its weight; a retriever keeps the resulting `constants`. Questions are
+  written otherwise than passages, and their states have another mean: after `fit_queries`, queries have their own.
+  `params` holds the constants beside the model's parameters, so that training goes on from them.
   """
 
   def __init__(
@@ -92,8 +102,7 @@ class LMEncoder(TextEncoder):
     """Make an encoder of texts up to `max_tokens`; `save` keeps the other two, see `Pretrained`, with the model."""
     self.config, self.tokenizer, self.max_tokens, self._fitted = config, tokenizer, max_tokens, False
     self._kept = {"vocab_size": base_vocab_size, "context_tokens": context_tokens}
-    zeros = np.zeros(self.width, np.float32)
-    self.params = {"model": params, "mean": zeros, "scale": zeros + 1, "query_mean": zeros}
+    self.params = {"model": params, **_neutral(config)}
 
   @classmethod
   def load(cls, source: str | os.PathLike, dtype: str = "auto", max_tokens: int = 256) -> "LMEncoder":
@@ -117,26 +126,23 @@ class LMEncoder(TextEncoder):
 
   @property
   def constants(self) -> dict[str, np.ndarray]:
-    """The mean and scale of the states, and the mean of those of queries, f32 [2 D] each; empty before `fit`."""
+    """Mean and scale of the states, mean of those of queries, f32 [2 D] each, weights f32 [V]; empty before `fit`."""
     if not self._fitted:
       return {}
     return {name: np.asarray(self.params[name]) for name in FITTED}
 
   @constants.setter
   def constants(self, arrays: Mapping[str, np.ndarray]) -> None:
-    self.params = {**self.params, **_checked(arrays, self.width)}
+    self.params = {**self.params, **_checked(arrays, self.config)}
     self._fitted = True
 
-  def fit(self, texts: Sequence[str]) -> None:
-    """Compute mean and scale over the first `SAMPLE` texts."""
-    self.fit_tokens(self.tokens(texts[:SAMPLE]))
-
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-    """Compute mean and scale over all `rows`; queries have the same mean until `fit_queries`."""
-    states = self._states(rows)
+    """Compute the weights over all rows, mean and scale over `SAMPLE`; queries have this mean until `fit_queries`."""
+    self._weigh(rows)
+    states = self._states(spaced(rows))
     spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
-    mean = states.mean(axis=0)
-    self.constants = {"mean": mean, "scale": 1 / spread, "query_mean": mean}
+    mean, weights = states.mean(axis=0), self.params["weights"]
+    self.constants = {"mean": mean, "scale": 1 / spread, "query_mean": mean, "weights": weights}
 
   def fit_queries(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute the mean of queries over `SAMPLE` rows. Raises ValueError before `fit`, which would set it again."""
@@ -145,19 +151,26 @@ class LMEncoder(TextEncoder):
     self.constants = {**self.constants, "query_mean": self._states(spaced(rows)).mean(axis=0)}
 
   def fit_scale(self, texts: Sequence[str]) -> None:
-    """Compute the scale again, over the documents of a collection; the means stay those of the training.
+    """Compute scale and weights again, over the documents of a collection; the means stay those of the training.
 
-    The dimensions in which the documents of a collection differ are others than those of the training.
+    The dimensions in which the documents of a collection differ, and its rare words, are others than those of the
+    training.
     """
-    self.fit_scale_to_tokens(self.tokens(spaced(texts)))
+    self.fit_scale_to_tokens(self.tokens(texts))
 
   def fit_scale_to_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-    """Compute the scale again, over `SAMPLE` of these rows."""
+    """Compute the weights again over these rows, and the scale over `SAMPLE` of them."""
+    self._weigh(rows)
     spread = np.maximum(self._states(spaced(rows)).std(axis=0), 1e-6)
     self.constants = {**self.constants, "scale": 1 / spread}
 
+  def _weigh(self, rows: Sequence[Sequence[int]]) -> None:
+    frequency = document_frequency(rows, self.config.vocab_size)
+    weights = inverse_document_frequency(frequency, len(rows)).astype(np.float32)
+    self.params = {**self.params, "weights": weights}
+
   def _states(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    embed = lambda *batch: fetch(pooled(self.config, self.params["model"], *batch))
+    embed = lambda *batch: fetch(pooled(self.config, self.params, *batch))
     return embed_by_length(rows, embed, self.width, self._rounded)
 
   def query_params(self, params: Params) -> Params:
@@ -174,8 +187,7 @@ class LMEncoder(TextEncoder):
     return other
 
   def init(self, key: PRNGKey) -> Params:
-    zeros = jnp.zeros(self.width)
-    return {"model": init_params(self.config, key), "mean": zeros, "scale": zeros + 1, "query_mean": zeros}
+    return {"model": init_params(self.config, key), **jax.tree.map(jnp.asarray, _neutral(self.config))}
 
   def tokens(self, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of texts, cut to `max_tokens`."""
@@ -185,7 +197,7 @@ class LMEncoder(TextEncoder):
     return [self.tokenizer.encode(text) for text in texts]
 
   def apply(self, params: Params, tokens_BxT: ArrayLike, lengths_B: ArrayLike) -> Array:
-    return self.standardised(params, pooled(self.config, params["model"], tokens_BxT, lengths_B), lengths_B)
+    return self.standardised(params, pooled(self.config, params, tokens_BxT, lengths_B), lengths_B)
 
   def standardised(self, params: Params, vectors_BxD: Array, lengths_B: ArrayLike) -> Array:
     """Turn the vectors of `read` into unit vectors, in at least float32, [B, 2 D]."""
@@ -226,17 +238,24 @@ def fitted_constants(source: str | os.PathLike, config: ModelConfig) -> dict[str
     return {}
   refuse_pointer(path)
   try:
-    return _checked(read_npz(path), 2 * config.d_model)
+    return _checked(read_npz(path), config)
   except (ValueError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}); save the encoder again") from None
 
 
-def _checked(arrays: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
+def _neutral(config: ModelConfig) -> dict[str, np.ndarray]:
+  """Return the constants before `fit`, which change nothing."""
+  zeros = np.zeros(2 * config.d_model, np.float32)
+  return {"mean": zeros, "scale": zeros + 1, "query_mean": zeros, "weights": np.ones(config.vocab_size, np.float32)}
+
+
+def _checked(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, np.ndarray]:
   """Return the constants among some arrays. Raises ValueError if they are not all there."""
-  if missing := ", ".join(name for name in FITTED if name not in arrays):
-    raise ValueError(f"no {missing}: a version before 2026-11-26 wrote it, whose vectors were others")
-  for name in FITTED:
+  expected = {name: neutral.shape for name, neutral in _neutral(config).items()}
+  if missing := ", ".join(name for name in expected if name not in arrays):
+    raise ValueError(f"no {missing}: a version before 2026-11-29 wrote it, whose vectors were others")
+  for name, shape in expected.items():
     values = np.asarray(arrays[name])
-    if values.shape != (width,) or values.dtype != np.float32 or not np.isfinite(values).all():
-      raise ValueError(f"{name} is {values.dtype} {values.shape}; {width} finite float32 numbers are expected")
-  return {name: arrays[name] for name in FITTED}
+    if values.shape != shape or values.dtype != np.float32 or not np.isfinite(values).all():
+      raise ValueError(f"{name} is {values.dtype} {values.shape}; {shape[0]} finite float32 numbers are expected")
+  return {name: arrays[name] for name in expected}

@@ -38,6 +38,11 @@ def document_frequency(token_lists: Iterable[Sequence[int]], vocab_size: int) ->
   return counts
 
 
+def inverse_document_frequency(document_frequency: np.ndarray, n_documents: int) -> np.ndarray:
+  """Return log(1 + (N - df + 0.5) / (df + 0.5)) (Robertson & Sparck Jones 1976, in the form that is never negative)."""
+  return np.log1p((n_documents - document_frequency + 0.5) / (document_frequency + 0.5))
+
+
 def init_token_bag(
   key: PRNGKey,
   vocab_size: int,
@@ -49,8 +54,8 @@ def init_token_bag(
 ) -> TokenBag:
   """Make the arrays for V = `vocab_size` ids and D = `d_embed` dimensions; the same key gives the same projection.
 
-  With `document_frequency` int[V] over N = `n_documents`, a token weighs log(1 + (N - df + 0.5) / (df + 0.5))
-  (Robertson & Sparck Jones 1976, in the form that is never negative), else 1. `special_ids` weigh 0.
+  With `document_frequency` int[V] over N = `n_documents`, a token weighs its `inverse_document_frequency`, else 1.
+  `special_ids` weigh 0.
   Raises ValueError if only one of `document_frequency` and `n_documents` is given, or if they or the ids do not fit.
   """
   weights = _weights(vocab_size, document_frequency, n_documents, special_ids)
@@ -73,14 +78,14 @@ def _weights(
   if (document_frequency is None) != (n_documents is None):
     raise ValueError("document_frequency and n_documents belong together: give both, or neither for equal weights")
   weights = np.ones(vocab_size)
-  if document_frequency is not None:
+  if document_frequency is not None and n_documents is not None:
     df = np.asarray(document_frequency)
     if df.shape != (vocab_size,) or df.max() > n_documents:
       raise ValueError(
         f"document_frequency has shape {df.shape} and maximum {df.max()}; "
         f"expected ({vocab_size},) and at most n_documents = {n_documents}: count both over the same documents"
       )
-    weights = np.log1p((n_documents - df + 0.5) / (df + 0.5))
+    weights = inverse_document_frequency(df, n_documents)
   if special := [i for i in special_ids if not 0 <= i < vocab_size]:
     raise ValueError(f"special_ids {special} are outside the vocabulary of {vocab_size}; give its padded size")
   weights[list(special_ids)] = 0

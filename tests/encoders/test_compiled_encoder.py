@@ -37,16 +37,14 @@ def params():
 
 
 def states_by_hand(params):
-  """The states behind the first block and the last, weighted by -log p, in numpy; every key is of the same length."""
+  """The states behind the first block and the last, weighted by rarity, in numpy; every key is of the same length."""
   flat, config = unstack(MODEL, params)["params"], dataclasses.replace(MODEL, n_layers=1, block_pattern="T")
   first = stack(config, {"params": {name: value for name, value in flat.items() if name != "layers_1"}})
-  hidden = np.asarray(LM(MODEL).apply(params, KEYS), np.float64)
-  logits = np.asarray(LM(MODEL).apply(params, hidden.astype(np.float32), method="logits"), np.float64)[:, :-1]
-  chosen = np.take_along_axis(logits, KEYS[:, 1:, None], axis=2)[:, :, 0]
-  surprise = np.log(np.exp(logits).sum(axis=2)) - chosen
-  weights = (surprise / surprise.sum(axis=1, keepdims=True))[:, :, None]
-  both = np.concatenate([np.asarray(LM(config).apply(first, KEYS), np.float64), hidden], axis=2)
-  return (weights * both[:, 1:]).sum(axis=1)
+  having = (KEYS[:, :, None, None] == KEYS).any(axis=3).sum(axis=2)  # of each token, the keys that have it
+  rarity = np.log(1 + (len(KEYS) - having + 0.5) / (having + 0.5))[:, 1:]
+  weights = (rarity / rarity.sum(axis=1, keepdims=True))[:, :, None]
+  both = [np.asarray(LM(c).apply(p, KEYS), np.float64) for c, p in ((config, first), (MODEL, params))]
+  return (weights * np.concatenate(both, axis=2)[:, 1:]).sum(axis=1)
 
 
 def test_embeddings_are_standardised_states_of_two_depths(params):
@@ -107,7 +105,11 @@ def test_an_empty_query_finds_nothing(params, encoder):
 
 def test_an_encoder_that_brings_its_constants_is_not_fitted_again(params):
   mesh = make_mesh(1, 1, 1, jax.devices()[:1])
-  brought = {name: np.full(2 * MODEL.d_model, 0.5, np.float32) for name in ("mean", "scale", "query_mean")}
+  brought = {
+    name: np.full_like(value, 0.5)
+    for name, value in LMEncoder(MODEL, params, TASK.tokenizer).params.items()
+    if name in FITTED
+  }
   runner = RolloutRunner(TASK, MODEL, MemoryConfig(encoder="lm"), mesh, encoder_params=params, constants=brought)
   runner.memory(TASK.batch("train", range(2)).corpus)
   assert all((runner.encoder.constants[name] == 0.5).all() for name in brought)
@@ -147,4 +149,5 @@ def test_a_plan_fits_no_encoder_and_needs_no_weights(params):
   with absent(jax.devices()):
     encoder.fit_tokens([[1, 2, 3], [4, 5]])
     encoder.fit_queries([[1, 2]])
-  assert {name: value.shape for name, value in encoder.constants.items()} == dict.fromkeys(FITTED, (2 * MODEL.d_model,))
+  shapes = {**dict.fromkeys(FITTED, (2 * MODEL.d_model,)), "weights": (MODEL.vocab_size,)}
+  assert {name: value.shape for name, value in encoder.constants.items()} == shapes

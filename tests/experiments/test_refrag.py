@@ -217,17 +217,19 @@ def test_the_scale_of_an_encoder_is_fitted_to_the_passages_that_are_searched(con
   encoder.fit(["The Rhine flows here.", "Ada was born there.", "Others were not."])
   encoder.save(tmp_path / "encoder", encoder.params)
   memory = {**config["memory"], "encoder": "lm"}
-  scales = {}
+  found = {}
   for fitted in (False, True):
     given = {**config, "init": str(tmp_path / "encoder"), "memory": {**memory, "fit_scale": fitted}}
     experiment = build(given)
     runner, corpus = experiment.runner, experiment.task.corpus
     runner.memory(corpus)
-    scales[fitted] = runner.encoder.constants["scale"]
+    found[fitted] = runner.encoder
     np.testing.assert_array_equal(runner.encoder.constants["mean"], encoder.constants["mean"])
-  np.testing.assert_array_equal(scales[False], encoder.constants["scale"])
-  states = np.asarray(pooled(encoder.config, encoder.params["model"], corpus.keys, corpus.key_lengths))
-  np.testing.assert_allclose(scales[True], 1 / states.std(axis=0), rtol=1e-3)
+  for name in ("scale", "weights"):
+    np.testing.assert_array_equal(found[False].constants[name], encoder.constants[name])
+    assert not np.allclose(found[True].constants[name], encoder.constants[name], rtol=0.1)
+  states = np.asarray(pooled(encoder.config, found[True].params, corpus.keys, corpus.key_lengths))
+  np.testing.assert_allclose(found[True].constants["scale"], 1 / states.std(axis=0), rtol=1e-3)
 
 
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):

@@ -46,26 +46,31 @@ def folder(tmp_path_factory):
   return path
 
 
-def test_vectors_are_states_weighted_by_surprise_and_padding_changes_nothing(folder):
-  encoder, texts = load_encoder(folder), [*TEXTS, "z"]
-  assert isinstance(encoder, LMEncoder)
+def test_vectors_are_states_weighted_by_rarity_and_padding_changes_nothing(folder):
+  encoder, texts = LMEncoder.load(folder), [*TEXTS, "z"]
+  rows = encoder.tokens(texts)
+  plain = encoder(texts)  # before it is fitted, all tokens weigh the same
+  encoder.fit(texts)
+  constants = encoder.constants
+  neutral = {"mean": np.zeros(64, np.float32), "scale": np.ones(64, np.float32), "query_mean": np.zeros(64, np.float32)}
+  encoder.constants = {**constants, **neutral}
   found = encoder(texts)
   assert found.shape == (6, 64)
+  assert not np.allclose(found, plain, atol=1e-3)
   np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0, 1, 1, 1], atol=1e-5)
   model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
-  head = torch.tensor(np.asarray(encoder.params["model"]["params"]["embed"])[: encoder.config.vocab_size])
-  for text, vector in zip(texts, found, strict=True):
-    np.testing.assert_allclose(encoder([text])[0], vector, atol=1e-5)
+  for row, text, vectors in zip(rows, texts, zip(found, plain, strict=True), strict=True):
+    np.testing.assert_allclose(encoder([text])[0], vectors[0], atol=1e-5)
     if text:
-      tokens = torch.tensor(encoder.tokens([text]))
+      having = np.array([sum(token in other for other in rows) for token in row])
+      rarity = torch.tensor(np.log(1 + (len(rows) - having + 0.5) / (having + 0.5)), dtype=torch.float32)
       with torch.inference_mode():
-        out = model(tokens, output_hidden_states=True)
-        logits = out.hidden_states[2][0, :-1] @ head.T  # rows of control tokens were appended
-        surprise = -logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
-        weights = torch.cat([torch.zeros(1), surprise]) if tokens.shape[1] > 1 else torch.ones(1)
+        out = model(torch.tensor([row]), output_hidden_states=True)
         states = torch.cat([model.model.norm(out.hidden_states[1]), out.hidden_states[2]], dim=2)[0]
-        mean = weights @ states / weights.sum()
-      np.testing.assert_allclose(torch.nn.functional.normalize(mean, dim=0).numpy(), vector, atol=1e-4)
+      for weights, vector in zip((rarity, torch.ones(len(row))), vectors, strict=True):
+        counted = torch.arange(len(row)) > 0 if len(row) > 1 else torch.ones(1)
+        mean = torch.nn.functional.normalize((weights * counted) @ states, dim=0)
+        np.testing.assert_allclose(mean.numpy(), vector, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["granite", "gemma"])
@@ -100,9 +105,8 @@ def test_queries_have_a_mean_of_their_own(folder, tmp_path):
   questions = [f"where is {text}?" for text in TEXTS if text]
   np.testing.assert_array_equal(encoder.for_queries(questions), encoder(questions))  # no query has been seen yet
   encoder.fit_queries(encoder.tokens(questions))
-  raw = load_encoder(folder)  # not fitted: its vectors are the states, scaled to norm 1
   assert not np.allclose(encoder.for_queries(questions), encoder(questions), atol=1e-2)
-  standard = encoder.constants["scale"] * (pooled_of(raw, questions) - encoder.constants["query_mean"])
+  standard = encoder.constants["scale"] * (pooled_of(encoder, questions) - encoder.constants["query_mean"])
   np.testing.assert_allclose(standard.mean(axis=0), 0, atol=1e-4)
   expected = standard / np.linalg.norm(standard, axis=1, keepdims=True)
   np.testing.assert_allclose(encoder.for_queries(questions), expected, atol=1e-4)
@@ -115,20 +119,22 @@ def test_queries_have_a_mean_of_their_own(folder, tmp_path):
 
 
 def test_the_scale_can_be_that_of_another_collection(folder):
-  encoder, raw = LMEncoder.load(folder), load_encoder(folder)
+  encoder = LMEncoder.load(folder)
   encoder.fit([document.text for document in DOCUMENTS])
   encoder.fit_queries(encoder.tokens(["where is it?", "who was it?"]))
   before, texts = encoder.constants, [f"{text} and more" for text in TEXTS]
   encoder.fit_scale(texts)
   for name in ("mean", "query_mean"):
     np.testing.assert_array_equal(encoder.constants[name], before[name])
-  np.testing.assert_allclose(encoder.constants["scale"], 1 / pooled_of(raw, texts).std(axis=0), rtol=1e-3)
+  np.testing.assert_allclose(encoder.constants["scale"], 1 / pooled_of(encoder, texts).std(axis=0), rtol=1e-3)
   assert not np.allclose(encoder.constants["scale"], before["scale"], rtol=0.1)
+  [more] = {row[-1] for row in encoder.tokens(texts)}  # in all of these texts, in none of the others
+  assert encoder.constants["weights"][more] < 0.1 < 1 < before["weights"][more]
 
 
 def pooled_of(encoder, texts):
   tokens, lengths = pad_rows(encoder.tokens(texts), 96)
-  return np.asarray(pooled(encoder.config, encoder.params["model"], tokens, lengths))
+  return np.asarray(pooled(encoder.config, encoder.params, tokens, lengths))
 
 
 def test_fitting_gives_each_dimension_the_same_weight_and_is_kept(folder, tmp_path):
@@ -182,9 +188,10 @@ def test_weights_stay_in_float32_where_bfloat16_computes(folder, monkeypatch):
 
 
 def test_constants_of_other_vectors_are_refused(folder):
-  """Until 2026-11-26 an encoder pooled the last states alone."""
-  with pytest.raises(ValueError, match="no query_mean: a version before 2026-11-26"):
-    load_encoder(folder).constants = {"mean": np.zeros(32, np.float32), "scale": np.ones(32, np.float32)}
+  """Until 2026-11-29 a token counted by its surprise."""
+  zeros = np.zeros(64, np.float32)
+  with pytest.raises(ValueError, match="no weights: a version before 2026-11-29"):
+    load_encoder(folder).constants = {"mean": zeros, "scale": zeros + 1, "query_mean": zeros}
 
 
 def test_sync_keeps_what_a_model_was_standardised_by(folder, tmp_path):

@@ -16,7 +16,7 @@ import numpy as np
 
 from selfrag_jax.checked import Count, Natural, Positive, Range, Share, Weight
 from selfrag_jax.encoders.base import TextEncoder
-from selfrag_jax.encoders.language_model import LMEncoder, read
+from selfrag_jax.encoders.language_model import LMEncoder, next_token_log_probs, read
 from selfrag_jax.mesh import own_rows
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
@@ -136,7 +136,9 @@ class EncoderPhase(GradientPhase):
     The last one of a text that was cut does not follow the others, see `padded`. The third is the number of tokens [B].
     """
     assert isinstance(self._encoder, LMEncoder)
-    vectors, log_probs = read(self._encoder.config, params["model"], tokens, lengths)
+    config = self._encoder.config
+    vectors, states = read(config, params, tokens, lengths)
+    log_probs = next_token_log_probs(config, params["model"], states, tokens, lengths)
     mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
     loss = -jnp.sum(jnp.where(mask, log_probs, 0), axis=1)
     return self._encoder.standardised(params, vectors, lengths), loss, mask.sum(axis=1)
