@@ -32,7 +32,7 @@ TRAIN = flags.DEFINE_string("train", None, "the collection of the training", req
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
 FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
-SCALE = flags.DEFINE_bool("fit_scale", False, "fit the scale of every model to the collection that it searches")
+SCALE = flags.DEFINE_bool("fit_scale", False, "fit scale and weights of every model to the collection that it searches")
 ROUNDED = flags.DEFINE_bool("bfloat16", False, "Round the inputs of products to bfloat16, where that is faster.")
 WINDOWS = flags.DEFINE_integer("windows", None, "score the first so many windows; None: all", lower_bound=1)
 WINDOW = 1024

@@ -326,6 +326,8 @@ class SelfRAGModel:
 def _check_encoder(encoder: LMEncoder, model: ModelConfig, config: SelfRAGConfig) -> None:
   if encoder.width != 2 * model.d_model:
     raise ValueError(f"the encoder is of a model with d_model = {encoder.config.d_model}, this one has {model.d_model}")
+  if encoder.config.vocab_size != model.vocab_size:
+    raise ValueError(f"the encoder has {encoder.config.vocab_size} tokens, this model has {model.vocab_size}")
   if not encoder.constants:
     raise ValueError("the encoder is not fitted to any texts; call its fit, or load a trained one")
   if config.retrieval_method == "learned":

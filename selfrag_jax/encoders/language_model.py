@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,7 +19,6 @@ from selfrag_jax.mesh import fetch
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.export import TOKENIZER_FILES, export_safetensors
 from selfrag_jax.model.layers import accumulation_dtype
-from selfrag_jax.model.likelihood import CHUNK, log_probs_of_states
 from selfrag_jax.model.lm import LM, init_params, unstack
 from selfrag_jax.model.pooling import hidden_states, mean_pool, unit
 from selfrag_jax.model.pretrained import load_pretrained
@@ -35,7 +34,6 @@ CONSTANTS = "encoder.npz"
 FITTED = ("mean", "scale", "query_mean", "weights")
 SAMPLE = 256  # texts of a corpus from which mean and scale are computed
 STEP = 32  # rows are padded to the longest row of their batch, rounded up to a multiple of this
-HEAD_TOKENS = 4096  # tokens whose logits exist at once
 
 
 class Reading(NamedTuple):
@@ -55,23 +53,15 @@ def read(config: ModelConfig, params: Params, tokens_BxT: ArrayLike, lengths_B: 
   mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
   tokens, model = jnp.where(mask, tokens_BxT, 0), params["model"]
   counted = mask.at[:, 0].set(jnp.asarray(lengths_B) == 1)
-  weights = jnp.where(counted, params["weights"][tokens], 0)
+  weights = jnp.where(counted, jax.lax.stop_gradient(jnp.asarray(params["weights"]))[tokens], 0)
+  # a row of control tokens alone, which weigh nothing, has the mean of them all
+  weights = jnp.where(weights.any(axis=1, keepdims=True), weights, counted)
   weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
   states = hidden_states(config, model, tokens, lengths_B)
   first: Any = LM(config, unrolled=True).apply
   words = first(unstack(config, model), tokens, jnp.asarray(lengths_B), method="first_block")
   vectors = jnp.concatenate([mean_pool(words, weights), mean_pool(states, weights)], axis=1)
   return Reading(vectors, states)
-
-
-def next_token_log_probs(
-  config: ModelConfig, params: Params, states_BxTxD: Array, tokens_BxT: ArrayLike, lengths_B: ArrayLike
-) -> Array:
-  """Return log p [B, T] of each token from the states of `read`; `params` are those of the language model."""
-  mask = length_mask(lengths_B, jnp.shape(tokens_BxT)[1], jnp)
-  tokens, segment_ids = jnp.where(mask, tokens_BxT, 0), mask.astype(jnp.int32)
-  chunk = min(max(HEAD_TOKENS // len(tokens), 1), CHUNK)
-  return log_probs_of_states(config, params, states_BxTxD, tokens, segment_ids, chunk=chunk)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -136,19 +126,25 @@ class LMEncoder(TextEncoder):
     self.params = {**self.params, **_checked(arrays, self.config)}
     self._fitted = True
 
+  def fit(self, texts: Sequence[str]) -> None:
+    self._fit(self._each(texts), len(texts), self.tokens(spaced(texts)))
+
   def fit_tokens(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute the weights over all rows, mean and scale over `SAMPLE`; queries have this mean until `fit_queries`."""
-    self._weigh(rows)
-    states = self._states(spaced(rows))
-    spread = np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(self.width, np.float32)
-    mean, weights = states.mean(axis=0), self.params["weights"]
-    self.constants = {"mean": mean, "scale": 1 / spread, "query_mean": mean, "weights": weights}
+    self._fit(rows, len(rows), spaced(rows))
+
+  def _fit(self, rows: Iterable[Sequence[int]], n: int, sample: Sequence[Sequence[int]]) -> None:
+    weights = self._weights(rows, n)
+    states = self._states(sample, weights)
+    mean = states.mean(axis=0)
+    self.constants = {"mean": mean, "scale": _scale(states), "query_mean": mean, "weights": weights}
 
   def fit_queries(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute the mean of queries over `SAMPLE` rows. Raises ValueError before `fit`, which would set it again."""
     if not self._fitted:
       raise ValueError("fit the encoder to documents first: queries are standardised by their scale")
-    self.constants = {**self.constants, "query_mean": self._states(spaced(rows)).mean(axis=0)}
+    states = self._states(spaced(rows), self.params["weights"])
+    self.constants = {**self.constants, "query_mean": states.mean(axis=0)}
 
   def fit_scale(self, texts: Sequence[str]) -> None:
     """Compute scale and weights again, over the documents of a collection; the means stay those of the training.
@@ -156,21 +152,29 @@ class LMEncoder(TextEncoder):
     The dimensions in which the documents of a collection differ, and its rare words, are others than those of the
     training.
     """
-    self.fit_scale_to_tokens(self.tokens(texts))
+    self._fit_scale(self._each(texts), len(texts), self.tokens(spaced(texts)))
 
   def fit_scale_to_tokens(self, rows: Sequence[Sequence[int]]) -> None:
     """Compute the weights again over these rows, and the scale over `SAMPLE` of them."""
-    self._weigh(rows)
-    spread = np.maximum(self._states(spaced(rows)).std(axis=0), 1e-6)
-    self.constants = {**self.constants, "scale": 1 / spread}
+    self._fit_scale(rows, len(rows), spaced(rows))
 
-  def _weigh(self, rows: Sequence[Sequence[int]]) -> None:
-    frequency = document_frequency(rows, self.config.vocab_size)
-    weights = inverse_document_frequency(frequency, len(rows)).astype(np.float32)
-    self.params = {**self.params, "weights": weights}
+  def _fit_scale(self, rows: Iterable[Sequence[int]], n: int, sample: Sequence[Sequence[int]]) -> None:
+    weights = self._weights(rows, n)
+    self.constants = {**self.constants, "scale": _scale(self._states(sample, weights)), "weights": weights}
 
-  def _states(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    embed = lambda *batch: fetch(pooled(self.config, self.params, *batch))
+  def _each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each text: those of a large collection at once would take as much memory as its vectors."""
+    return (self.tokens([text])[0] for text in texts)
+
+  def _weights(self, rows: Iterable[Sequence[int]], n: int) -> np.ndarray:
+    """Return the inverse document frequency of each token; control tokens, which no text has, weigh nothing."""
+    weights = inverse_document_frequency(document_frequency(rows, self.config.vocab_size), n).astype(np.float32)
+    weights[list(self.tokenizer.special.values())] = 0
+    return weights
+
+  def _states(self, rows: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
+    params = {**self.params, "weights": weights}
+    embed = lambda *batch: fetch(pooled(self.config, params, *batch))
     return embed_by_length(rows, embed, self.width, self._rounded)
 
   def query_params(self, params: Params) -> Params:
@@ -223,9 +227,14 @@ class LMEncoder(TextEncoder):
     export_safetensors(folder, self.config, params["model"], tokenizer=self.tokenizer, others=others, **self._kept)
 
 
-def spaced(items: Sequence[Any]) -> Sequence[Any]:
-  """Return `SAMPLE` items, evenly spaced."""
-  return items[:: max(len(items) // SAMPLE, 1)][:SAMPLE]
+def spaced(items: Sequence[Any]) -> list[Any]:
+  """Return `SAMPLE` items, evenly spaced, or all if there are fewer."""
+  return [items[len(items) * i // SAMPLE] for i in range(SAMPLE)] if len(items) > SAMPLE else list(items)
+
+
+def _scale(states: np.ndarray) -> np.ndarray:
+  """Return what gives each dimension variance 1; a single text says nothing of it."""
+  return 1 / np.maximum(states.std(axis=0), 1e-6) if len(states) > 1 else np.ones(states.shape[1], np.float32)
 
 
 def fitted_constants(source: str | os.PathLike, config: ModelConfig) -> dict[str, np.ndarray]:
@@ -240,7 +249,7 @@ def fitted_constants(source: str | os.PathLike, config: ModelConfig) -> dict[str
   try:
     return _checked(read_npz(path), config)
   except (ValueError, OSError) as error:
-    raise ValueError(f"{path} is damaged ({error}); save the encoder again") from None
+    raise ValueError(f"{path} cannot be read ({error})") from None
 
 
 def _neutral(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -253,7 +262,9 @@ def _checked(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str,
   """Return the constants among some arrays. Raises ValueError if they are not all there."""
   expected = {name: neutral.shape for name, neutral in _neutral(config).items()}
   if missing := ", ".join(name for name in expected if name not in arrays):
-    raise ValueError(f"no {missing}: a version before 2026-11-29 wrote it, whose vectors were others")
+    raise ValueError(
+      f"no {missing}: a version before 2026-11-29 wrote it, whose vectors were others; build or train it again"
+    )
   for name, shape in expected.items():
     values = np.asarray(arrays[name])
     if values.shape != shape or values.dtype != np.float32 or not np.isfinite(values).all():

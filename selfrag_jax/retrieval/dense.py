@@ -32,7 +32,8 @@ SMALLEST = 1024  # rows of a new index, which grows by doubling, so that few pro
 class DenseRetriever(BaseRetriever):
   """A retriever by the cosine similarity of embeddings, with exact or approximate search.
 
-  Unless the encoder is already fitted, it is fitted to the first documents that are added, and never again.
+  Unless the encoder is already fitted, it is fitted to the first documents that are added, and never again: add many of
+  them at once, or fit it before.
   """
 
   def __init__(

@@ -277,7 +277,7 @@ def _reuse_vectors(encoders: Sequence[BlockEncoder], old: BaseRetriever, *, fitt
   for number, (encoder, before) in enumerate(zip(encoders, dense_parts(old), strict=False)):
     if before.settings["model_name"] != encoder.model_name:
       continue
-    # a model keeps the mean and scale of its states; a token bag counts words anew, and unless the counts come out the
+    # a model keeps what it was fitted to; a token bag counts words anew, and unless the counts come out the
     # same its vectors are made anew too
     if fitted and encoder.learned_params and (constants := before.constants):
       encoder.constants = constants

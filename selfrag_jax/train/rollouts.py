@@ -62,7 +62,7 @@ class MemoryConfig(Checked):
   encoder: Literal["token_bag", "lm"] = "token_bag"
   dtype: Literal["float32", "bfloat16", "int8"] = "float32"
   method: Literal["exact", "approx"] = "exact"
-  fit_scale: bool = False  # of a language model that brings its constants: to the documents that are searched
+  fit_scale: bool = False  # and weights, of a language model that brings its constants: to the documents searched
 
 
 class Scores(NamedTuple):

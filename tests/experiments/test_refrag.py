@@ -228,6 +228,11 @@ def test_the_scale_of_an_encoder_is_fitted_to_the_passages_that_are_searched(con
   for name in ("scale", "weights"):
     np.testing.assert_array_equal(found[False].constants[name], encoder.constants[name])
     assert not np.allclose(found[True].constants[name], encoder.constants[name], rtol=0.1)
+  keys = [set(key[:n].tolist()) for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
+  having = np.array([sum(i in key for key in keys) for i in range(encoder.config.vocab_size)])
+  expected = np.log(1 + (len(keys) - having + 0.5) / (having + 0.5))
+  expected[list(encoder.tokenizer.special.values())] = 0
+  np.testing.assert_allclose(found[True].constants["weights"], expected, rtol=1e-6)
   states = np.asarray(pooled(encoder.config, found[True].params, corpus.keys, corpus.key_lengths))
   np.testing.assert_allclose(found[True].constants["scale"], 1 / states.std(axis=0), rtol=1e-3)
 

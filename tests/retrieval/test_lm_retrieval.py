@@ -231,13 +231,49 @@ def test_an_encoder_whose_saving_dies_is_not_loaded_without_its_constants(folder
 
 
 @pytest.mark.parametrize(
-  "arrays", [{}, {"mean": np.zeros(64, np.float32)}, {"mean": 3, "scale": 4, "query_mean": 5}, None]
+  ("arrays", "message"),
+  [
+    ({}, "no mean, scale, query_mean, weights"),
+    ({"mean": 3}, "mean is int64 \\(\\); 64 finite"),
+    ({"weights": np.ones(5, np.float32)}, r"weights is float32 \(5,\); \d+ finite"),
+    ({"scale": np.full(64, np.nan, np.float32)}, "scale is float32"),
+    (None, ""),
+  ],
 )
-def test_constants_that_are_none_are_named(folder, tmp_path, arrays):
+def test_constants_that_are_none_are_named(folder, tmp_path, arrays, message):
   copy = shutil.copytree(folder, tmp_path / "copy")
   if arrays is None:
     (copy / "encoder.npz").write_bytes(b"no arrays")
   else:
-    np.savez(copy / "encoder.npz", **arrays)
-  with pytest.raises(ValueError, match=r"encoder\.npz"):
+    encoder = LMEncoder.load(folder)
+    encoder.fit(TEXTS)
+    np.savez(copy / "encoder.npz", **({**encoder.constants, **arrays} if arrays else {}))
+  with pytest.raises(ValueError, match=rf"encoder\.npz cannot be read \(.*{message}"):
     LMEncoder.load(copy)
+
+
+def test_weights_are_counted_over_all_texts_and_the_rest_over_a_sample(folder, monkeypatch):
+  monkeypatch.setattr("selfrag_jax.encoders.language_model.SAMPLE", 2)
+  texts = [text for text in TEXTS if text]
+  encoder, by_tokens = LMEncoder.load(folder), LMEncoder.load(folder)
+  encoder.fit(texts)
+  by_tokens.fit_tokens(by_tokens.tokens(texts))
+  for name, values in encoder.constants.items():
+    np.testing.assert_array_equal(by_tokens.constants[name], values)
+  having = np.array([sum(i in row for row in encoder.tokens(texts)) for i in range(encoder.config.vocab_size)])
+  expected = np.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
+  expected[list(encoder.tokenizer.special.values())] = 0  # they are in queries to a memory, and say nothing
+  np.testing.assert_allclose(encoder.constants["weights"], expected, rtol=1e-6)
+  np.testing.assert_allclose(
+    encoder.constants["mean"], pooled_of(encoder, [texts[0], texts[2]]).mean(axis=0), atol=1e-5
+  )
+
+
+def test_a_row_of_control_tokens_alone_has_a_vector_of_its_own(folder):
+  encoder = LMEncoder.load(folder)
+  encoder.fit(TEXTS)
+  special = list(encoder.tokenizer.special.values())
+  rows, lengths = np.array([special[:2], special[1::-1]]), np.array([2, 2])
+  states = np.asarray(pooled(encoder.config, encoder.params, rows, lengths))
+  assert np.abs(states).min(axis=1).max() > 0
+  assert not np.allclose(states[0], states[1], atol=1e-3)

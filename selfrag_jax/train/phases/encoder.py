@@ -16,14 +16,17 @@ import numpy as np
 
 from selfrag_jax.checked import Count, Natural, Positive, Range, Share, Weight
 from selfrag_jax.encoders.base import TextEncoder
-from selfrag_jax.encoders.language_model import LMEncoder, next_token_log_probs, read
+from selfrag_jax.encoders.language_model import LMEncoder, read
 from selfrag_jax.mesh import own_rows
+from selfrag_jax.model.likelihood import CHUNK, log_probs_of_states
 from selfrag_jax.ragged import length_mask, pad_rows
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.losses import info_nce
 from selfrag_jax.train.phases.base import BatchConfig, GradientPhase, Start
 from selfrag_jax.train.state import LossSums, by_micro_batch
 from selfrag_jax.typing import Array, Params
+
+HEAD_TOKENS = 4096  # tokens whose logits exist at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +141,10 @@ class EncoderPhase(GradientPhase):
     assert isinstance(self._encoder, LMEncoder)
     config = self._encoder.config
     vectors, states = read(config, params, tokens, lengths)
-    log_probs = next_token_log_probs(config, params["model"], states, tokens, lengths)
+    row = length_mask(lengths, tokens.shape[1], jnp)
+    chunk = min(max(HEAD_TOKENS // len(tokens), 1), CHUNK)
+    read_tokens, segment_ids = jnp.where(row, tokens, 0), row.astype(jnp.int32)
+    log_probs = log_probs_of_states(config, params["model"], states, read_tokens, segment_ids, chunk=chunk)
     mask = length_mask(lengths - 1, tokens.shape[1], jnp).at[:, 0].set(False)
     loss = -jnp.sum(jnp.where(mask, log_probs, 0), axis=1)
     return self._encoder.standardised(params, vectors, lengths), loss, mask.sum(axis=1)
