@@ -4,8 +4,9 @@
 
 Prints F1 and exact match of questions with an answer before and after the training of `--run`, and the share of the
 questions without an answer that were not answered. Every `--control` is a run that was trained otherwise, such as
-without documents. All are asked beside the retrieved documents; the model before by the better of two prompts, chosen
-on these questions, which is in its favour. Intervals are paired over questions, 95 %.
+without documents. All are asked beside the retrieved documents; the model before, unless the run has left it out
+(`config.evaluation.before`), by the better of two prompts, chosen on these questions, which is in its favour. Intervals
+are paired over questions, 95 %.
 """
 
 import json
@@ -66,17 +67,18 @@ def asked_of(folder: str) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-  """Print both tables. Raises ValueError for runs with other questions, and without the scores that are compared."""
+  """Print both tables. Raises ValueError for runs with other questions, and if there is nothing to compare."""
   if argv[1:]:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   report, scores = read_run(RUN.value)
   first = next(name for name in ("base", *PHASES) if name in report["em"])
-  if first == TUNED:
-    raise ValueError(f"{RUN.value} has no scores of the model before: evaluate it with config.evaluation.before = True")
+  if first == TUNED and not CONTROLS.value:
+    raise ValueError(f"{RUN.value} has no scores of the model before: set config.evaluation.before, or give a control")
   before = best_prompt(scores, first)
   print(f"{report['n']} questions, {report['with_answer']} of them with an answer\n")
   print(f"{'':<44}F1     95 % interval     EM      not answered, of those without an answer")
-  print_row(f"before, {before}", scores, first, before)
+  if first != TUNED:
+    print_row(f"before, {before}", scores, first, before)
   print_row("after", scores, TUNED, SHOWN)
   controls = {}
   for folder in CONTROLS.value:
@@ -88,7 +90,8 @@ def main(argv: list[str]) -> None:
     print_row(name, found, TUNED, SHOWN)
   print("\npaired differences of F1")
   tuned = of_answers(scores, TUNED, SHOWN, "soft")
-  print_difference("after - before", tuned, of_answers(scores, first, before, "soft"))
+  if first != TUNED:
+    print_difference("after - before", tuned, of_answers(scores, first, before, "soft"))
   for name, found in controls.items():
     print_difference(f"after - {name}", tuned, of_answers(found, TUNED, SHOWN, "soft"))
 
