@@ -5,7 +5,8 @@
 Every model ranks the passages of each collection, a folder in the layout of BEIR, for all of its questions, and
 predicts the text in windows of 1,024 tokens that do not overlap. The token bag ranks too. The first model, an untrained
 one, is what the others are compared with, by paired 95 % intervals. It is fitted, as they were before their training,
-to the documents and questions with which `configs/encoder.py` trains on the folder `--train`.
+to the documents and questions with which `configs/encoder.py:smollm2_135m` trains on the folder `--train` and, where
+that had them, on the passages of `--unlabelled`.
 """
 
 import math
@@ -19,8 +20,10 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from configs.encoder import get_config
 from selfrag_jax.encoders.language_model import LMEncoder
-from selfrag_jax.experiments.retrieval import JudgedTitles, read_parts, score
+from selfrag_jax.experiments import encoder as experiment
+from selfrag_jax.experiments.retrieval import score
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.pretrained import load_pretrained, without_appended
@@ -29,6 +32,7 @@ from selfrag_jax.retrieval.dense import DenseRetriever
 
 DATA = flags.DEFINE_multi_string("data", [], "judged collections in the layout of BEIR")
 TRAIN = flags.DEFINE_string("train", None, "the collection of the training", required=True)
+UNLABELLED = flags.DEFINE_string("unlabelled", "", "config.data.unlabelled of the training")
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
 FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
@@ -48,6 +52,13 @@ def perplexity(encoder: LMEncoder, vocab_size: int, text: str) -> tuple[float, i
   return math.exp(-sum(scores) / (len(windows) * (WINDOW - 1))), len(windows)
 
 
+def untrained() -> LMEncoder:
+  """Return the first model as it is before the training."""
+  config = get_config("smollm2_135m")
+  config.init, config.data.path, config.data.unlabelled = FIRST.value, TRAIN.value, UNLABELLED.value
+  return experiment.build(config.to_dict()).encoder
+
+
 def ranked(retriever: DenseRetriever, data: Judged) -> np.ndarray:
   """Return nDCG@10 of each question."""
   retriever.add_documents(data.documents)
@@ -62,15 +73,11 @@ def main(argv: list[str]) -> None:
     found = ranked(DenseRetriever("token-bag"), data)
     print("token bag, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found)))
   before: dict[str, np.ndarray] = {}
-  parts = read_parts(JudgedTitles(path=TRAIN.value))
   vocab_size = load_pretrained(FIRST.value).base_vocab_size  # ids that were appended write nothing
-  for source in [FIRST.value, *MODELS.value]:
-    encoder = LMEncoder.load(source, dtype="float32")
+  for place, source in enumerate([FIRST.value, *MODELS.value]):
+    encoder = LMEncoder.load(source, dtype="float32") if place else untrained()
     if ROUNDED.value:
       encoder = encoder.multiplying("bfloat16")
-    if not encoder.constants:
-      encoder.fit([document.text for document in parts["train"].documents])
-      encoder.fit_queries(encoder.tokens(list(parts["train"].queries.values())))
     for name, data in collections.items():
       if SCALE.value:
         encoder.fit_scale([document.text for document in data.documents])

@@ -12,16 +12,28 @@ from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.batches import trace_spread
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
-from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
+from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, read_parts, score
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import StepWork
+from selfrag_jax.retrieval.beir import Judged, read_corpus
 from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.settings import settings
+from selfrag_jax.storage.hub import locate_data
+from selfrag_jax.tasks.inverse_cloze import inverse_cloze
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import LoopConfig
 from selfrag_jax.train.phases.encoder import EncoderPhase, EncoderPhaseConfig
 from selfrag_jax.typing import Params
 
-SECTIONS = {**TRAINED, "data": JudgedTitles, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
+
+@dataclasses.dataclass(frozen=True)
+class EncoderData(JudgedTitles):
+  """A judged collection whose titles are split into parts, and collections of which only the passages are read."""
+
+  unlabelled: str = ""  # folders with a corpus.jsonl, with commas between: their sentences ask for their passages
+
+
+SECTIONS = {**TRAINED, "data": EncoderData, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
 
 
 class Experiment(ranking.RankingExperiment):
@@ -36,13 +48,17 @@ class Experiment(ranking.RankingExperiment):
     self.settings = dataclasses.replace(
       section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
     )
+    self.train = with_unlabelled(self.data["train"], self.config["data"]["unlabelled"], self.config["seed"])
     # a language model's states are standardised before the training
-    train = self.data["train"]
-    self.encoder.fit([document.text for document in train.documents])
-    self.encoder.fit_queries(self.encoder.tokens(list(train.queries.values())))
+    self.encoder.fit([document.text for document in self.train.documents])
+    # questions that were asked, since a sentence of a passage is written like a passage
+    self.encoder.fit_queries(self.encoder.tokens(list(self.data["train"].queries.values())))
+
+  def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
+    return read_parts(settings(EncoderData, section, "data"))
 
   def phase(self) -> EncoderPhase:
-    task = RankingTask(self.data["train"], self.settings.hard_negatives, seed=self.config["seed"])
+    task = RankingTask(self.train, self.settings.hard_negatives, seed=self.config["seed"])
     start = self.start(lambda params: self.score("valid", params).means)
     return EncoderPhase(self.name, task, self.encoder, self.settings, **start)
 
@@ -61,6 +77,22 @@ class Experiment(ranking.RankingExperiment):
     retriever = DenseRetriever(encoder=self.encoder.with_params(params))
     retriever.add_documents(self.data[part].documents)
     return score(retriever, self.data[part])
+
+
+def with_unlabelled(judged: Judged, paths: str, seed: int) -> Judged:
+  """Add passages of other collections, and sentences that ask for them. Raises ValueError if no sentence can."""
+  for number, path in enumerate(filter(None, paths.split(","))):
+    made = inverse_cloze(read_corpus(locate_data(path, ["corpus.jsonl"]) / "corpus.jsonl"), seed)
+    if not made.queries:
+      raise ValueError(f"config.data.unlabelled: no passage of {path} has two sentences, one of 6 to 30 words")
+    own = lambda id, number=number: f"unlabelled {number} {id}"  # collections may use the same ids
+    judged = Judged(
+      judged.documents + [dataclasses.replace(document, id=own(document.id)) for document in made.documents],
+      judged.queries | {own(id): query for id, query in made.queries.items()},
+      judged.qrels
+      | {own(id): {own(other): grade for other, grade in found.items()} for id, found in made.qrels.items()},
+    )
+  return judged
 
 
 @dataclasses.dataclass

@@ -144,6 +144,34 @@ def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   assert not (tmp_path / "empty").exists()
 
 
+def test_passages_of_other_collections_are_asked_for_by_their_sentences(folder, tmp_path):
+  texts = [f"The town of {name} has many gates. Its {name} mill stands at the river {name}." for name in NAMES]
+  for name, ids in (("a", range(4)), ("b", range(3))):  # with the same ids
+    rows = [{"_id": f"d{i}", "title": NAMES[i], "text": texts[i]} for i in ids]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  config = encoder_config.get_config()
+  config.data.path, config.init = str(folder), str(folder / "bert")
+  plain = encoder.build(config.to_dict())
+  config.data.unlabelled = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+  built = encoder.build(config.to_dict())
+  assert built.counts == plain.counts  # what is reported is judged
+  judged, read = plain.data["train"], built.phase().task
+  asked, shown = len(judged.queries), len(judged.documents)
+  assert read.queries[:asked] == list(judged.queries.values())
+  assert (len(read.queries), len(read.documents)) == (asked + 7, shown + 7)
+  for query, gold, place in zip(read.queries[asked:], read.relevant[asked:], [0, 1, 2, 3, 0, 1, 2], strict=True):
+    [rest] = [read.documents[document].removeprefix(f"{NAMES[place]} ") for document in gold]
+    sentence = query.removeprefix(f"{NAMES[place]} ")
+    assert texts[place] in (f"{sentence} {rest}", f"{rest} {sentence}")
+  config.data.unlabelled = str(folder)
+  with pytest.raises(ValueError, match=r"no passage of .* has two sentences, one of 6 to 30 words"):
+    encoder.build(config.to_dict())
+  config.data.unlabelled = str(tmp_path)
+  with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl"):
+    encoder.build(config.to_dict())
+
+
 def test_a_reranker_is_trained_and_can_be_used(folder, tmp_path):
   small = [f"--config.rerank.{name}={value}" for name, value in (
     ("steps", 4), ("batch_size", 4), ("negatives", 2), ("depth", 5), ("tokens", 32),
