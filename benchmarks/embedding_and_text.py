@@ -1,17 +1,20 @@
 """Language models as encoders and as language models: nDCG@10 on judged collections, and the perplexity of a text.
 
-  python benchmarks/embedding_and_text.py --data=FOLDER --data=OTHER --train=FOLDER --text=FILE [--model=FOLDER ...]
+  python benchmarks/embedding_and_text.py --run=WORKDIR --run=OTHER --data=FOLDER --data=OTHER --text=FILE
 
 Every model ranks the passages of each collection, a folder in the layout of BEIR, for all of its questions, and
-predicts the text in windows of 1,024 tokens that do not overlap. The token bag ranks too. The first model, an untrained
-one, is what the others are compared with, by paired 95 % intervals. It is fitted, as they were before their training,
-to the documents and questions with which `configs/encoder.py:smollm2_135m` trains on the folder `--train` and, where
-that had them, on the passages of `--unlabelled`.
+predicts the text in windows of 1,024 tokens that do not overlap. The token bag ranks too. A run is a workdir of
+`configs/encoder.py:smollm2_135m`; it is compared, by paired 95 % intervals, with its model as it was before its
+training, fitted to the same passages and questions.
 """
 
+import dataclasses
+import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,6 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from configs.encoder import get_config
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.experiments import encoder as experiment
 from selfrag_jax.experiments.retrieval import score
@@ -31,11 +33,8 @@ from selfrag_jax.retrieval.beir import Judged, read_beir
 from selfrag_jax.retrieval.dense import DenseRetriever
 
 DATA = flags.DEFINE_multi_string("data", [], "judged collections in the layout of BEIR")
-TRAIN = flags.DEFINE_string("train", None, "the collection of the training", required=True)
-UNLABELLED = flags.DEFINE_string("unlabelled", "", "config.data.unlabelled of the training")
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
-MODELS = flags.DEFINE_multi_string("model", [], "folders of trained encoders, beside the first model")
-FIRST = flags.DEFINE_string("first", "smollm2-135m", "the untrained model")
+RUNS = flags.DEFINE_multi_string("run", None, "workdirs of trainings", required=True)
 SCALE = flags.DEFINE_bool("fit_scale", False, "fit scale and weights of every model to the collection that it searches")
 ROUNDED = flags.DEFINE_bool("bfloat16", False, "Round the inputs of products to bfloat16, where that is faster.")
 WINDOWS = flags.DEFINE_integer("windows", None, "score the first so many windows; None: all", lower_bound=1)
@@ -52,11 +51,11 @@ def perplexity(encoder: LMEncoder, vocab_size: int, text: str) -> tuple[float, i
   return math.exp(-sum(scores) / (len(windows) * (WINDOW - 1))), len(windows)
 
 
-def untrained() -> LMEncoder:
-  """Return the first model as it is before the training."""
-  config = get_config("smollm2_135m")
-  config.init, config.data.path, config.data.unlabelled = FIRST.value, TRAIN.value, UNLABELLED.value
-  return experiment.build(config.to_dict()).encoder
+def untrained(config: dict[str, Any]) -> LMEncoder:
+  """Return the model of a run as it was before the training, to compute in the same dtype as a trained one."""
+  encoder = experiment.build(config).encoder
+  encoder.config = dataclasses.replace(encoder.config, dtype="float32")
+  return encoder
 
 
 def ranked(retriever: DenseRetriever, data: Judged) -> np.ndarray:
@@ -72,24 +71,41 @@ def main(argv: list[str]) -> None:
   for name, data in collections.items():
     found = ranked(DenseRetriever("token-bag"), data)
     print("token bag, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found)))
-  before: dict[str, np.ndarray] = {}
-  vocab_size = load_pretrained(FIRST.value).base_vocab_size  # ids that were appended write nothing
-  for place, source in enumerate([FIRST.value, *MODELS.value]):
-    encoder = LMEncoder.load(source, dtype="float32") if place else untrained()
-    if ROUNDED.value:
-      encoder = encoder.multiplying("bfloat16")
-    for name, data in collections.items():
-      if SCALE.value:
-        encoder.fit_scale([document.text for document in data.documents])
-      found = ranked(DenseRetriever(encoder=encoder), data)
-      said = "{}, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(source, name, found.mean(), *bootstrap_interval(found))
-      if name in before:
-        low, high = bootstrap_difference(found, before[name])
-        said += f", {(found - before[name]).mean():+.3f} [{low:+.3f}, {high:+.3f}] to the first"
-      before.setdefault(name, found)
-      print(said, flush=True)
-    found, n = perplexity(encoder, vocab_size, text)
-    print(f"{source}: perplexity {found:.3f} over {n} windows of {WINDOW} tokens", flush=True)
+  reports = [json.loads((Path(run) / "encoder.json").read_text("utf-8")) for run in RUNS.value]
+  before: dict[str, dict[str, np.ndarray]] = {}
+  for run, config in zip(RUNS.value, (report["config"] for report in reports), strict=True):
+    vocab_size = load_pretrained(config["init"]).base_vocab_size  # ids that were appended write nothing
+    start = json.dumps([config["init"], config["data"]])  # runs with the same start share its scores
+    if start not in before:
+      before[start] = scored(f"before {run}", untrained(config), collections, text, vocab_size, {})
+    trained = LMEncoder.load(Path(run) / "encoder", dtype="float32")
+    scored(run, trained, collections, text, vocab_size, before[start])
+
+
+def scored(
+  name: str,
+  encoder: LMEncoder,
+  collections: Mapping[str, Judged],
+  text: str,
+  vocab_size: int,
+  before: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """Print the scores of a model, and differences to those `before`; return nDCG@10 of each question, by collection."""
+  if ROUNDED.value:
+    encoder = encoder.multiplying("bfloat16")
+  scores = {}
+  for collection, data in collections.items():
+    if SCALE.value:
+      encoder.fit_scale([document.text for document in data.documents])
+    scores[collection] = found = ranked(DenseRetriever(encoder=encoder), data)
+    said = "{}, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(name, collection, found.mean(), *bootstrap_interval(found))
+    if collection in before:
+      low, high = bootstrap_difference(found, before[collection])
+      said += f", {(found - before[collection]).mean():+.3f} [{low:+.3f}, {high:+.3f}] to before"
+    print(said, flush=True)
+  found, n = perplexity(encoder, vocab_size, text)
+  print(f"{name}: perplexity {found:.3f} over {n} windows of {WINDOW} tokens", flush=True)
+  return scores
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ contrasts all.
 `smollm2_135m` trains a language model to embed and to write, by both losses on the same documents: one set of weights
 writes a query, embeds it, and reads what it finds. `--config.encoder.contrastive_weight=0` is the control.
 `--config.data.unlabelled=FOLDER,FOLDER` also learns the passages of collections that have no questions (a folder with a
-corpus.jsonl each): a sentence that is taken out of a passage asks for the rest, and for the passages that it names.
+corpus.jsonl each): a sentence that is taken out of a passage asks for the rest.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def get_config(variant: str = "minilm") -> ml_collections.ConfigDict:
     "loop": {"eval_every": 35},
   }
   if variant == "smollm2_135m":
-    section = {"steps": 60, "batch_size": 16, "document_tokens": 160, "language_weight": 1.0}
+    section = {"steps": 60, "batch_size": 16, "query_tokens": 48, "document_tokens": 160, "language_weight": 1.0}
     differences |= {
       "workdir": "runs/encoder_smollm2_135m",
       "init": "smollm2-135m",

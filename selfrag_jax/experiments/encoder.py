@@ -1,7 +1,11 @@
-"""The experiment that trains a text encoder on judged queries and scores it on titles that it has never seen."""
+"""The experiment that trains a text encoder on judged queries and scores it on titles that it has never seen.
+
+It may also read passages of other collections, for which their own sentences ask.
+"""
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,13 +16,13 @@ from selfrag_jax.encoders.base import TextEncoder
 from selfrag_jax.encoders.batches import trace_spread
 from selfrag_jax.experiments import ranking
 from selfrag_jax.experiments.base import TRAINED
-from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, read_parts, score
+from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, bm25_scores, score
 from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import StepWork
 from selfrag_jax.retrieval.beir import Judged, read_corpus
 from selfrag_jax.retrieval.dense import DenseRetriever
-from selfrag_jax.settings import settings
 from selfrag_jax.storage.hub import locate_data
+from selfrag_jax.tasks.cloze import CLOZE_WORDS
 from selfrag_jax.tasks.inverse_cloze import inverse_cloze
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.train.loop import LoopConfig
@@ -33,6 +37,7 @@ class EncoderData(JudgedTitles):
   unlabelled: str = ""  # folders with a corpus.jsonl, with commas between: their sentences ask for their passages
 
 
+CORPUS = "corpus.jsonl"
 SECTIONS = {**TRAINED, "data": EncoderData, "encoder": EncoderPhaseConfig, "loop": LoopConfig}
 
 
@@ -48,14 +53,25 @@ class Experiment(ranking.RankingExperiment):
     self.settings = dataclasses.replace(
       section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
     )
-    self.train = with_unlabelled(self.data["train"], self.config["data"]["unlabelled"], self.config["seed"])
     # a language model's states are standardised before the training
     self.encoder.fit([document.text for document in self.train.documents])
-    # questions that were asked, since a sentence of a passage is written like a passage
+    # by questions that were asked: a sentence of a passage is written as passages are
     self.encoder.fit_queries(self.encoder.tokens(list(self.data["train"].queries.values())))
 
-  def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
-    return read_parts(settings(EncoderData, section, "data"))
+  def read_data(self, section: EncoderData) -> dict[str, Judged]:
+    parts = super().read_data(section)
+    self.unlabelled = read_unlabelled(section.unlabelled, parts, self.config["seed"])
+    return parts
+
+  @property
+  def counted(self) -> dict[str, Judged]:
+    return {**self.data, **({"unlabelled": self.unlabelled} if self.unlabelled.queries else {})}
+
+  @cached_property
+  def train(self) -> Judged:
+    """All that is trained on: each judged pair, and each made one, counts once in an epoch."""
+    judged, made = self.data["train"], self.unlabelled
+    return Judged(judged.documents + made.documents, judged.queries | made.queries, judged.qrels | made.qrels)
 
   def phase(self) -> EncoderPhase:
     task = RankingTask(self.train, self.settings.hard_negatives, seed=self.config["seed"])
@@ -79,20 +95,33 @@ class Experiment(ranking.RankingExperiment):
     return score(retriever, self.data[part])
 
 
-def with_unlabelled(judged: Judged, paths: str, seed: int) -> Judged:
-  """Add passages of other collections, and sentences that ask for them. Raises ValueError if no sentence can."""
-  for number, path in enumerate(filter(None, paths.split(","))):
-    made = inverse_cloze(read_corpus(locate_data(path, ["corpus.jsonl"]) / "corpus.jsonl"), seed)
-    if not made.queries:
-      raise ValueError(f"config.data.unlabelled: no passage of {path} has two sentences, one of 6 to 30 words")
-    own = lambda id, number=number: f"unlabelled {number} {id}"  # collections may use the same ids
-    judged = Judged(
-      judged.documents + [dataclasses.replace(document, id=own(document.id)) for document in made.documents],
-      judged.queries | {own(id): query for id, query in made.queries.items()},
-      judged.qrels
-      | {own(id): {own(other): grade for other, grade in found.items()} for id, found in made.qrels.items()},
+def read_unlabelled(paths: str, parts: Mapping[str, Judged], seed: int) -> Judged:
+  """Read the passages of folders, and make queries of their sentences.
+
+  Passages of a title that is held out, and those that are there already, are left out. Raises FileNotFoundError for a
+  folder without passages, ValueError if nothing asks for any.
+  """
+  folders = [path.strip() for path in paths.split(",") if path.strip()]
+  held_out = {document.title for name in ("valid", "test") for document in parts[name].documents} - {""}
+  known = {document.content for data in parts.values() for document in data.documents}
+  documents = []
+  for number, path in enumerate(folders):
+    file = locate_data(path, [CORPUS]) / CORPUS
+    if not file.exists():
+      raise FileNotFoundError(f"config.data.unlabelled: {path} has no {CORPUS}; give folders, with commas between them")
+    for document in read_corpus(file):
+      if document.title not in held_out and document.content not in known:
+        known.add(document.content)
+        # collections may use the same ids
+        documents.append(dataclasses.replace(document, id=f"unlabelled {number} {document.id}"))
+  made = inverse_cloze(documents, seed)
+  if folders and not made.queries:
+    least, most = CLOZE_WORDS
+    raise ValueError(
+      f"config.data.unlabelled: of {len(documents)} passages of {paths} that the judged collection does not have, none "
+      f"has two sentences of {least} to {most} words; give other folders, or leave it empty"
     )
-  return judged
+  return made
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ from etils import epath
 from selfrag_jax.aot.table import print_encoder_plan
 from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments.base import TakePhase, by_reading, by_training
-from selfrag_jax.experiments.retrieval import JudgedTitles, Scores, names_of_values, read_parts, sizes, write_report
+from selfrag_jax.experiments.retrieval import Scores, names_of_values, read_parts, sizes, write_report
 from selfrag_jax.mesh import fetch, make_mesh
 from selfrag_jax.retrieval.beir import Judged
 from selfrag_jax.settings import read_config, settings
@@ -38,12 +38,12 @@ class RankingExperiment(abc.ABC):
     self.mesh = make_mesh(**config["mesh"])
     self.settings: Any = settings(sections[self.name], config[self.name], self.name)
     self.loop = settings(LoopConfig, config["loop"], "loop")
-    self.data = self.read_data(config["data"])
+    self.data = self.read_data(settings(sections["data"], config["data"], "data"))
     self.encoder: Any = load_text_encoder(config["init"])
 
-  def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
-    """Read the parts of the collection. Raises ValueError with the fix."""
-    return read_parts(settings(JudgedTitles, section, "data"))
+  def read_data(self, section: Any) -> dict[str, Judged]:
+    """Read the parts of the collection that `config.data` names. Raises ValueError with the fix."""
+    return read_parts(section)
 
   @abc.abstractmethod
   def phase(self) -> GradientPhase:
@@ -62,9 +62,14 @@ class RankingExperiment(abc.ABC):
     return {"mesh": self.mesh, "seed": self.config["seed"], "params": self.encoder.params, "evaluate": evaluate}
 
   @property
+  def counted(self) -> dict[str, Judged]:
+    """The collections whose sizes are printed and reported."""
+    return self.data
+
+  @property
   def counts(self) -> dict[str, int]:
-    """The number of queries in each part, as the report names it."""
-    return {f"{part}.queries": len(data.queries) for part, data in self.data.items()}
+    """The number of queries in each of them, as the report names it."""
+    return {f"{name}.queries": len(data.queries) for name, data in self.counted.items()}
 
   def report(self, workdir: epath.PathLike, take: TakePhase) -> dict[str, Any]:
     """Take the phase's parameters, write the model, and write the report: `NAME.json`, `.csv` and `.png`."""
@@ -75,7 +80,7 @@ class RankingExperiment(abc.ABC):
       )
     folder = os.fspath(workdir / self.folder)
     self.encoder.check_folder(folder)  # an error comes now, not after the training
-    print(sizes(self.data), flush=True)
+    print(sizes(self.counted), flush=True)
     with jax.set_mesh(self.mesh):
       params = self.finished(fetch(take(self.phase())))
     if jax.process_index() == 0:

@@ -16,7 +16,6 @@ from selfrag_jax.metrics.statistics import bootstrap_difference
 from selfrag_jax.retrieval.beir import Judged, deal, read_beir
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.multi_hop import MultiHopRetriever
-from selfrag_jax.settings import settings
 from selfrag_jax.tasks.ranking import RankingTask
 from selfrag_jax.tasks.second_query import with_read_passages
 from selfrag_jax.train.loop import LoopConfig
@@ -54,11 +53,10 @@ class Experiment(ranking.RankingExperiment):
     corpus = {document.text for data in self.data.values() for document in data.documents}
     self.passages = CorpusEncoder(self.encoder, corpus)
 
-  def read_data(self, section: Mapping[str, Any]) -> dict[str, Judged]:
-    data = settings(TwoCollections, section, "data")
-    whole = read_beir(given_path(data.path))
-    parts = deal(sorted(whole.queries), {"train": 1 - data.valid, "valid": data.valid}, data.seed)
-    test = read_beir(given_path(data.test_path, "test_path"))
+  def read_data(self, section: TwoCollections) -> dict[str, Judged]:
+    whole = read_beir(given_path(section.path))
+    parts = deal(sorted(whole.queries), {"train": 1 - section.valid, "valid": section.valid}, section.seed)
+    test = read_beir(given_path(section.test_path, "test_path"))
     return {**{name: whole.only(ids) for name, ids in parts.items()}, "test": test}
 
   def phase(self) -> EncoderPhase:

@@ -29,7 +29,7 @@ def cloze_question(texts: Sequence[str], rng: np.random.Generator) -> Question:
   """
   for _ in range(TRIES):
     passage = int(rng.integers(len(texts)))
-    if found := _gap(sentences(texts[passage]), rng):
+    if found := _gap(split_sentences(texts[passage]), rng):
       sentence, answer = found
       return Question("", CLOZE.format(sentence=sentence), (answer,), (passage,))
   raise ValueError(f"{TRIES} random passages have no sentence with a name or a number: set data.cloze = 0")
@@ -46,12 +46,13 @@ def bridge_question(
   """
   for _ in range(TRIES if pairs else 0):
     first, second = pairs[int(rng.integers(len(pairs)))]
-    name, said = named(names[second]), naming(names[second], texts[first])
-    if found := _gap([name.sub("…", sentence) for sentence in sentences(texts[second])], rng):
+    name, naming = named(names[second]), _naming(names[second], texts[first])
+    without = [name.sub("…", sentence) for sentence in split_sentences(texts[second])]
+    if found := _gap(without, rng):
       sentence, answer = found
-      by = name.sub("…", said[rng.integers(len(said))])
-      if answer not in by:
-        return Question("", BRIDGE.format(sentence=sentence, named=by), (answer,), (first, second))
+      said = name.sub("…", naming[rng.integers(len(naming))])
+      if answer not in said:
+        return Question("", BRIDGE.format(sentence=sentence, named=said), (answer,), (first, second))
   raise ValueError(f"{len(pairs)} passages that name another one have no such sentences: set data.bridge = 0")
 
 
@@ -66,7 +67,7 @@ def bridges(names: Sequence[str], texts: Sequence[str]) -> list[tuple[int, int]]
     said = re.findall(r"\w+", text)
     runs = {tuple(said[i : i + n]) for n in range(1, longest + 1) for i in range(len(said) - n + 1)}
     found = sorted(places[run] for run in runs & places.keys())
-    pairs += [(first, i) for i in found if i != first and naming(names[i], text)]
+    pairs += [(first, i) for i in found if i != first and _naming(names[i], text)]
   return pairs
 
 
@@ -75,31 +76,31 @@ def named(name: str) -> re.Pattern[str]:
   return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
 
 
-def naming(name: str, text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
+  """Split a text behind full stops, question marks and exclamation marks."""
+  return _SENTENCE.split(text)
+
+
+def has_query_length(sentence: str) -> bool:
+  """Tell whether a sentence is neither too short nor too long to ask for a passage."""
+  return CLOZE_WORDS[0] <= len(sentence.split()) <= CLOZE_WORDS[1]
+
+
+def _naming(name: str, text: str) -> list[str]:
   """Return the sentences of a text that have a name, and not only as a part of a longer one: "United" of a state."""
   pattern, found = named(name), []
-  for sentence in filter(fits, sentences(text)):
+  for sentence in filter(has_query_length, split_sentences(text)):
     match = pattern.search(sentence)
     longer = match and (_NAME_BEFORE.search(sentence[: match.start()]) or _NAME_AFTER.match(sentence[match.end() :]))
     found += [sentence] if match and not longer else []
   return found
 
 
-def sentences(text: str) -> list[str]:
-  """Split a text behind full stops, question marks and exclamation marks."""
-  return _SENTENCE.split(text)
-
-
-def fits(sentence: str) -> bool:
-  """Tell whether a sentence is neither too short nor too long to ask for a passage."""
-  return CLOZE_WORDS[0] <= len(sentence.split()) <= CLOZE_WORDS[1]
-
-
-def _gap(said: Sequence[str], rng: np.random.Generator) -> tuple[str, str] | None:
+def _gap(sentences: Sequence[str], rng: np.random.Generator) -> tuple[str, str] | None:
   """Leave a name or a number out of one of the sentences; return the sentence and what it lacks."""
-  for sentence in rng.permutation(said):
+  for sentence in rng.permutation(sentences):
     gaps = list(_NAME_OR_NUMBER.finditer(sentence))
-    if gaps and fits(sentence):
+    if gaps and has_query_length(sentence):
       gap = gaps[rng.integers(len(gaps))]
       return f"{sentence[: gap.start()]}___{sentence[gap.end() :]}", gap[0]
   return None

@@ -14,6 +14,7 @@ import transformers
 from configs import encoder as encoder_config
 from selfrag_jax.aot.chips import topology
 from selfrag_jax.aot.collectives import collectives
+from selfrag_jax.encoders.bert import BertEncoder
 from selfrag_jax.encoders.load import load_text_encoder
 from selfrag_jax.experiments import base, encoder
 from selfrag_jax.metrics.retrieval import all_found
@@ -144,31 +145,54 @@ def test_an_encoder_is_trained_and_can_be_used(folder, tmp_path):
   assert not (tmp_path / "empty").exists()
 
 
-def test_passages_of_other_collections_are_asked_for_by_their_sentences(folder, tmp_path):
+def passages(path, places, *others):
+  """Write passages of two sentences about some of the names, each with an id that other folders have, too."""
   texts = [f"The town of {name} has many gates. Its {name} mill stands at the river {name}." for name in NAMES]
-  for name, ids in (("a", range(4)), ("b", range(3))):  # with the same ids
-    rows = [{"_id": f"d{i}", "title": NAMES[i], "text": texts[i]} for i in ids]
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  rows = [{"_id": f"d{i}", "title": NAMES[i], "text": texts[i]} for i in places]
+  path.mkdir()
+  (path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *others]))
+  return texts
+
+
+def test_passages_of_other_collections_are_asked_for_by_their_sentences(folder, tmp_path, monkeypatch):
   config = encoder_config.get_config()
-  config.data.path, config.init = str(folder), str(folder / "bert")
+  config.data.path, config.init, config.seed = str(folder), str(folder / "bert"), 1
   plain = encoder.build(config.to_dict())
-  config.data.unlabelled = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+  held_out = plain.data["test"].documents[0].title
+  short = {"_id": "short", "title": "", "text": "It fell."}
+  texts = passages(tmp_path / "a", range(4), {"_id": "test", "title": held_out, "text": "Of a title that is held out."})
+  passages(tmp_path / "b", range(3, 6), short)  # the first is there already
+  config.data.unlabelled = f"{tmp_path / 'a'}, {tmp_path / 'b'},"
+  fitted = {}
+  monkeypatch.setattr(BertEncoder, "fit", lambda self, texts: fitted.update(texts=texts))
+  monkeypatch.setattr(BertEncoder, "fit_queries", lambda self, rows: fitted.update(rows=rows))
   built = encoder.build(config.to_dict())
-  assert built.counts == plain.counts  # what is reported is judged
+  assert built.counts == {**plain.counts, "unlabelled.queries": 6}
   judged, read = plain.data["train"], built.phase().task
   asked, shown = len(judged.queries), len(judged.documents)
-  assert read.queries[:asked] == list(judged.queries.values())
-  assert (len(read.queries), len(read.documents)) == (asked + 7, shown + 7)
-  for query, gold, place in zip(read.queries[asked:], read.relevant[asked:], [0, 1, 2, 3, 0, 1, 2], strict=True):
+  assert (read.queries[:asked], read.documents[:shown]) == (
+    list(judged.queries.values()),
+    [document.text for document in judged.documents],
+  )
+  assert (len(read.queries), len(read.documents)) == (asked + 6, shown + 7)
+  assert "It fell." in read.documents
+  for query, gold, place in zip(read.queries[asked:], read.relevant[asked:], range(6), strict=True):
     [rest] = [read.documents[document].removeprefix(f"{NAMES[place]} ") for document in gold]
     sentence = query.removeprefix(f"{NAMES[place]} ")
     assert texts[place] in (f"{sentence} {rest}", f"{rest} {sentence}")
-  config.data.unlabelled = str(folder)
-  with pytest.raises(ValueError, match=r"no passage of .* has two sentences, one of 6 to 30 words"):
+  assert fitted == {"texts": read.documents, "rows": built.encoder.tokens(read.queries[:asked])}
+  config.seed = 0
+  assert encoder.build(config.to_dict()).train.queries != built.train.queries
+
+
+def test_folders_that_give_no_queries_are_named(folder, tmp_path):
+  config = encoder_config.get_config()
+  config.data.path, config.init = str(folder), str(folder / "bert")
+  config.data.unlabelled = str(folder)  # what is judged is there already, and the rest is held out
+  with pytest.raises(ValueError, match=r"of 0 passages of .*, none has two sentences of 6 to 30 words; give other"):
     encoder.build(config.to_dict())
-  config.data.unlabelled = str(tmp_path)
-  with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl"):
+  config.data.unlabelled = str(tmp_path / "none")
+  with pytest.raises(FileNotFoundError, match=r"config\.data\.unlabelled: .*none has no corpus\.jsonl; give folders"):
     encoder.build(config.to_dict())
 
 
