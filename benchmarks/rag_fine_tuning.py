@@ -4,9 +4,9 @@
 
 Prints F1 and exact match of questions with an answer before and after the training of `--run`, and the share of the
 questions without an answer that were not answered. Every `--control` is a run that was trained otherwise, such as
-without documents. All are asked beside the retrieved documents; the model before, unless the run has left it out
-(`config.evaluation.before`), by the better of two prompts, chosen on these questions, which is in its favour. Intervals
-are paired over questions, 95 %.
+without documents, or not at all (`config.rag.steps=0`). All are asked beside the retrieved documents; the model before,
+unless the run has left it out (`config.evaluation.before`), by the better of two prompts, chosen on these questions,
+which is in its favour. Intervals are paired over questions, 95 %.
 """
 
 import json
@@ -85,15 +85,20 @@ def main(argv: list[str]) -> None:
     other, found = read_run(folder)
     if asked_of(folder) != asked_of(RUN.value):
       raise ValueError(f"{folder} was asked other questions than {RUN.value}")
-    name = f"{Path(folder).name}, trained on documents: {other['documents']}"
-    controls[name] = found
-    print_row(name, found, TUNED, SHOWN)
+    if TUNED in other["em"]:
+      name, policy, condition = f"{Path(folder).name}, trained on documents: {other['documents']}", TUNED, SHOWN
+    else:
+      policy = next(iter(other["em"]))
+      condition = best_prompt(found, policy)
+      name = f"{Path(folder).name}, not trained, {condition}"
+    print_row(name, found, policy, condition)
+    controls[name] = of_answers(found, policy, condition, "soft")
   print("\npaired differences of F1")
   tuned = of_answers(scores, TUNED, SHOWN, "soft")
   if first != TUNED:
     print_difference("after - before", tuned, of_answers(scores, first, before, "soft"))
-  for name, found in controls.items():
-    print_difference(f"after - {name}", tuned, of_answers(found, TUNED, SHOWN, "soft"))
+  for name, theirs in controls.items():
+    print_difference(f"after - {name}", tuned, theirs)
 
 
 if __name__ == "__main__":

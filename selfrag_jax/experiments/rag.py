@@ -120,6 +120,7 @@ class PlainConfig(Checked):
 class RAGConfig(ConversationConfig):
   """Fine-tuning on answers. `documents`: what the prompts show; `none` and `shuffled` are controls."""
 
+  steps: Natural = 200  # 0: the model is scored as it is
   documents: Literal["retrieved", "none", "shuffled"] = "retrieved"
   unanswerable: Share = 0.1  # of the first questions, of countries also of further ones: no document answers them
   plain: PlainConfig = PlainConfig()
@@ -263,7 +264,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
   params = loaded.params if loaded else None
   plain = read_plain(sections["rag"].plain, isinstance(reading, Articles))
   experiment = Experiment(config, mesh, reading, tokenizer, template, params, plain, model, **sections)
-  first = experiment.phases()[0]
+  if not experiment.policies:
+    raise ValueError("no model would be scored: set rag.steps, or init and evaluation.before")
+  first = experiment.policies[0]
   if params is None and (rank := sections[first].lora.rank):
     raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
   experiment.evaluation.among(reading.conditions)  # raises now, not after the training
@@ -308,6 +311,8 @@ def dry_run(experiment: Experiment) -> None:
   with jax.set_mesh(experiment.mesh):
     phases = planned(experiment)
     print_plan(experiment.mesh, experiment.model, phases)
+  if "rag" not in phases:
+    return
   batch = phases["rag"].batch(0)
   n = int((batch["segment_ids"][0] == 1).sum())
   print("first conversation of phase rag («…» is trained on):")

@@ -245,7 +245,15 @@ def test_a_pretrained_model_is_tuned_in_two_runs_and_keeps_its_tokenizer(chat_fo
     init = tmp_path / name
   assert 0 < report["with_answer"] < report["n"] == 6
   assert list(report["em"]) == ["base", "rag"]
+  config.update_from_flattened_dict({"rag.steps": 0})
+  (tmp_path / "before").mkdir()
+  before = run(build(config.to_dict()), tmp_path / "before")
+  jsonschema.validate(json.loads(json.dumps(before)), read_schema("rag"))
+  assert before["f1"] == {"base": report["f1"]["base"]}
   config.update_from_flattened_dict({"evaluation.before": False})
+  with pytest.raises(ValueError, match=r"no model would be scored: set rag\.steps, or init and evaluation\.before"):
+    build(config.to_dict())
+  config.update_from_flattened_dict({"rag.steps": 2})
   assert list(evaluate(build(config.to_dict()), tmp_path / name)["em"]) == ["rag"]
   tuned = load_chat(str(init))
   assert tuned.context_tokens == 512
