@@ -53,10 +53,11 @@ class Experiment(ranking.RankingExperiment):
     self.settings = dataclasses.replace(
       section, query_tokens=min(section.query_tokens, most), document_tokens=min(section.document_tokens, most)
     )
-    # a language model's states are standardised before the training
-    self.encoder.fit([document.text for document in self.train.documents])
-    # by questions that were asked: a sentence of a passage is written as passages are
-    self.encoder.fit_queries(self.encoder.tokens(list(self.data["train"].queries.values())))
+    # a language model's states are standardised before the training. Passages and questions of the same collection:
+    # what sets one's mean apart from the other's is then how they are written, and not what they are about
+    judged = self.data["train"]
+    self.encoder.fit([document.text for document in judged.documents])
+    self.encoder.fit_queries(self.encoder.tokens(list(judged.queries.values())))
 
   def read_data(self, section: EncoderData) -> dict[str, Judged]:
     parts = super().read_data(section)
