@@ -51,12 +51,12 @@ def print_row(name: str, scores: Mapping[str, np.ndarray], policy: str, conditio
   low, high = bootstrap_interval(f1)
   silent = scores[f"{policy}.{condition}.exact"][~scores[f"{policy}.{condition}.has_answer"]]
   not_answered = f"{silent.mean():.3f}" if len(silent) else ""
-  print(f"{name:<48}{f1.mean():.3f}  [{low:.3f}, {high:.3f}]   {em.mean():.3f}   {not_answered}")
+  print(f"{name:<56}{f1.mean():.3f}  [{low:.3f}, {high:.3f}]   {em.mean():.3f}   {not_answered}")
 
 
 def print_difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
   low, high = bootstrap_difference(ours, theirs)
-  print(f"{name:<48}{(ours - theirs).mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+  print(f"{name:<56}{(ours - theirs).mean():+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 def asked_of(folder: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     raise ValueError(f"{RUN.value} has no scores of the model before: set config.evaluation.before, or give a control")
   before = best_prompt(scores, first)
   print(f"{report['n']} questions, {report['with_answer']} of them with an answer\n")
-  print(f"{'':<48}F1     95 % interval     EM      not answered, of those without an answer")
+  print(f"{'':<56}F1     95 % interval     EM      not answered, of those without an answer")
   if first != TUNED:
     print_row(f"before, {before}", scores, first, before)
   print_row("after", scores, TUNED, SHOWN)

@@ -350,6 +350,7 @@ def _report(experiment: Experiment, workdir: epath.PathLike, take: base.TakePhas
     for condition, found in of.items()
     for field, values in found._asdict().items()
   }
+  workdir.mkdir(parents=True, exist_ok=True)  # no phase has made it if none has steps
   write_file(workdir / "rag.npz", npz_bytes(arrays))
   base.write_report(workdir, "rag", report, as_rows(report), experiment.config)
   print(table(report))

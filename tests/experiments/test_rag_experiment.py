@@ -246,7 +246,6 @@ def test_a_pretrained_model_is_tuned_in_two_runs_and_keeps_its_tokenizer(chat_fo
   assert 0 < report["with_answer"] < report["n"] == 6
   assert list(report["em"]) == ["base", "rag"]
   config.update_from_flattened_dict({"rag.steps": 0})
-  (tmp_path / "before").mkdir()
   before = run(build(config.to_dict()), tmp_path / "before")
   jsonschema.validate(json.loads(json.dumps(before)), read_schema("rag"))
   assert before["f1"] == {"base": report["f1"]["base"]}
