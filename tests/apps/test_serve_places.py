@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from selfrag_jax.apps.serve import page
+from selfrag_jax.apps.serve import grounded, page
 from selfrag_jax.apps.serve.memory import open_memory
+from selfrag_jax.apps.serve.texts import failure
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.retrieval.base import load
@@ -113,7 +114,18 @@ def test_a_question_that_does_not_fit_is_refused(server):
   refused = server.post("/v1/chat/completions", json=body)
   assert refused.status_code == 400
   assert "tokens" in refused.json()["error"]["message"]
-  assert server.services.writer.open == 0
+
+
+def test_a_place_is_free_once_a_client_has_heard_of_the_end(server, monkeypatch):
+  def slow(error):
+    time.sleep(0.2)
+    return failure(error)
+
+  monkeypatch.setattr(grounded, "failure", slow)
+  for words in (1, 200):  # one that is answered, one that is refused
+    body = {**ASKED, "knowledge_base": "facts", "messages": [{"role": "user", "content": "ships " * words}]}
+    assert server.post("/v1/chat/completions", json=body).status_code == (200 if words == 1 else 400)
+    assert server.services.writer.open == 0
 
 
 def test_the_memory_is_listed_changed_and_forgotten(fresh):

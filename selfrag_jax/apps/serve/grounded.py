@@ -83,6 +83,7 @@ class Answerer:
       with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever waited with it
         loop.call_soon_threadsafe(function, *args)
 
+    error: BaseException | None = None
     try:
       answering.stream = stream = begin()
       if answering.is_cancelled:  # before there was a stream to cancel
@@ -90,18 +91,20 @@ class Answerer:
       tell(_settle, begun, None)
       for piece in stream:
         tell(self._deliver, answering, Delta(0, piece))
-      tell(self._conclude, answering)
-    except Exception as error:
-      tell(_settle, begun, error)
-      tell(answering.give, failure(None if self._writer.is_stopping else error))
-    finally:
-      tell(self._release)
+    except BaseException as caught:  # whoever waits is told, whatever it was
+      error = caught
+    tell(self._end, answering, begun, error)
 
   def _deliver(self, answering: Answering, delta: Delta) -> None:
     self._writer.has_begun(answering)
     answering.give(delta)
 
-  def _conclude(self, answering: Answering) -> None:
+  def _end(self, answering: Answering, begun: "asyncio.Future[None]", error: BaseException | None) -> None:
+    self._writer.open -= 1  # first: a client that has read the end of an answer may ask at once
+    if error is not None:
+      _settle(begun, error)
+      answering.give(failure(None if self._writer.is_stopping else error))
+      return
     assert answering.stream is not None
     answer = answering.stream.answer
     assert answer is not None  # the stream has been read to its end
@@ -113,15 +116,12 @@ class Answerer:
     else:
       answering.give(failure(None))
 
-  def _release(self) -> None:
-    self._writer.open -= 1
-
   def close(self) -> None:
     """Wait for the threads, once the engine has ended."""
     self._threads.shutdown(cancel_futures=True)
 
 
-def _settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
+def _settle(future: "asyncio.Future[None]", error: BaseException | None) -> None:
   if future.done():  # whoever waited has gone, or it had begun already
     return
   if error is None:

@@ -73,7 +73,7 @@ def stopping() -> APIError:
   return APIError(503, "the server is being stopped", code="stopping", headers={"Retry-After": "5"})
 
 
-def failure(error: Exception | None) -> APIError:
+def failure(error: BaseException | None) -> APIError:
   """Return why a text did not come to its end, other than by being finished; None: it was cancelled."""
   if error is None:
     return stopping()
