@@ -145,7 +145,7 @@ def test_a_number_that_is_taken_and_another_size_are_refused():
 
 
 def test_a_limit_ends_with_its_barrier():
-  for code, out, err in run("hosts.barrier('x', 5); time.sleep(3 + 4 * i); hosts.barrier('x', 5); print('passed')"):
+  for code, out, err in run("hosts.barrier('x', 5); time.sleep(3 + 4 * i); hosts.barrier('x', 60); print('passed')"):
     assert (code, out.split(), err) == (0, ["joined", "passed"], "")  # 5 s after the first, one waits at the second
 
 

@@ -192,12 +192,13 @@ class Engine:
   def advance(self, generations: Sequence[Generation]) -> bool:
     """Do a round unless one of the generations has a piece that nobody has taken; False: all pieces are taken."""
     while not any(g.unread for g in generations):
-      if all(g.is_done for g in generations):
-        return False
-      with self._lock:
-        if any(g.unread or g.is_done for g in generations) or self.step():
-          continue
-        if not any(g.is_done for g in generations):  # cancelled ones end in a round without work
+      with self._lock:  # outside a round: none is between its end and its last piece
+        if any(g.unread for g in generations):
+          break
+        if all(g.is_done for g in generations):
+          return False
+        # cancelled ones end in a round without work
+        if not self.step() and not all(g.is_done for g in generations):
           raise RuntimeError("the engine was closed before the text was finished")
     return True
 

@@ -4,14 +4,16 @@ import base64
 import json
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from selfrag_jax.apps.serve import grounded, page
+from selfrag_jax.apps.serve import grounded, knowledge, page
+from selfrag_jax.apps.serve.errors import APIError
 from selfrag_jax.apps.serve.memory import open_memory
-from selfrag_jax.apps.serve.texts import failure
 from selfrag_jax.encoders.hashed_words import HashingEncoder
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.retrieval.base import load
@@ -117,15 +119,50 @@ def test_a_question_that_does_not_fit_is_refused(server):
 
 
 def test_a_place_is_free_once_a_client_has_heard_of_the_end(server, monkeypatch):
-  def slow(error):
-    time.sleep(0.2)
-    return failure(error)
+  taken, give, settle = [], grounded.Answering.give, grounded._settle
 
-  monkeypatch.setattr(grounded, "failure", slow)
-  for words in (1, 200):  # one that is answered, one that is refused
+  def noted(answering, delta):
+    if isinstance(delta, APIError) or delta.finish_reason:
+      taken.append(server.services.writer.open)
+    give(answering, delta)
+
+  def settled(future, error):
+    if error is not None:
+      taken.append(server.services.writer.open)
+    settle(future, error)
+
+  monkeypatch.setattr(grounded.Answering, "give", noted)
+  monkeypatch.setattr(grounded, "_settle", settled)
+  for words, status, times in ((1, 200, 1), (200, 400, 2)):  # one that is answered, one that is refused
+    taken.clear()
     body = {**ASKED, "knowledge_base": "facts", "messages": [{"role": "user", "content": "ships " * words}]}
-    assert server.post("/v1/chat/completions", json=body).status_code == (200 if words == 1 else 400)
-    assert server.services.writer.open == 0
+    assert server.post("/v1/chat/completions", json=body).status_code == status
+    wait(lambda times=times: len(taken) == times)
+    assert set(taken) == {0}
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration("x"), KeyboardInterrupt(), RuntimeError("a secret")])
+def test_whatever_a_search_raises_is_told(server, monkeypatch, raised):
+  def broken(*_, **__):
+    raise raised
+
+  monkeypatch.setattr(grounded, "stream_answer", broken)
+  failed = server.post("/v1/chat/completions", json={**ASKED, "knowledge_base": "facts"})
+  assert failed.status_code == 500
+  assert failed.json()["error"]["message"] == "the server failed; its log says why"
+  wait(lambda: server.services.writer.open == 0)
+  assert server.get("/health").status_code == 200
+
+
+def test_a_search_that_takes_too_long_is_ended(folder, monkeypatch):
+  go_on = threading.Event()
+  monkeypatch.setattr(grounded, "stream_answer", lambda *_, **__: go_on.wait(60))
+  with client(knowledge_bases=(f"facts={folder}",), settings={"request_seconds": 0.2}) as made:
+    refused = made.post("/v1/chat/completions", json={**ASKED, "knowledge_base": "facts"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (504, "timeout")
+    assert made.services.writer.open == 1  # its thread still works
+    go_on.set()
+    wait(lambda: made.services.writer.open == 0)
 
 
 def test_the_memory_is_listed_changed_and_forgotten(fresh):
@@ -206,6 +243,30 @@ def test_a_memory_of_another_encoder_or_another_server_is_refused(tmp_path):
   open_memory(str(tmp_path / "held"), services().embedder).close()
 
 
+def test_texts_with_one_key_that_come_at_once_are_each_acknowledged(fresh):
+  with ThreadPoolExecutor(8) as threads:
+    post = lambda n: fresh.post("/v1/memory", json={"text": f"fact {n}", "key": "one"})
+    made = list(threads.map(post, range(80)))
+  assert [each.status_code for each in made] == [201] * 80
+  assert [each.json()["text"] for each in made] == [f"fact {n}" for n in range(80)]
+  assert fresh.get("/v1/memory").json()["total"] == 1
+
+
+@pytest.mark.parametrize("error", [PermissionError("no"), OSError(5, "Input/output error")])
+def test_a_folder_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path, monkeypatch, error):
+  folder, read = build(tmp_path / "facts"), knowledge.version
+  with client(knowledge_bases=(f"facts={folder}",), settings={"reload_seconds": 0.05}) as made:
+
+    def broken(folder):
+      raise error
+
+    monkeypatch.setattr(knowledge, "version", broken)
+    build(tmp_path / "facts", [*FACTS, {"id": "4", "title": "", "content": "The submarine is yellow."}])
+    wait(lambda: 'outcome="failed"}' in made.get("/metrics").text)
+    monkeypatch.setattr(knowledge, "version", read)
+    wait(lambda: 'outcome="loaded"} 1.0' in made.get("/metrics").text)
+
+
 def test_a_knowledge_base_that_is_rebuilt_is_served_until_the_new_one_is_there(tmp_path):
   folder = build(tmp_path / "facts")
   with client(knowledge_bases=(f"facts={folder}",), settings={"reload_seconds": 0.05}) as made:
@@ -215,11 +276,12 @@ def test_a_knowledge_base_that_is_rebuilt_is_served_until_the_new_one_is_there(t
     assert search("submarine") == []
     build(tmp_path / "facts", [*FACTS, {"id": "4", "title": "", "content": "The submarine is yellow."}])
     wait(lambda: search("submarine") == ["4"])
-    assert 'knowledge_base_reloads_total{name="facts",outcome="loaded"} 1.0' in made.get("/metrics").text
+    wait(lambda: 'knowledge_base_reloads_total{name="facts",outcome="loaded"} 1.0' in made.get("/metrics").text)
     # a version that cannot be read is told, and the old one stays
     manifest = tmp_path / "facts" / "manifest.json"
     whole = manifest.read_bytes()
-    manifest.write_bytes(whole[:-20])
+    (tmp_path / "part").write_bytes(whole[:-20])
+    (tmp_path / "part").replace(manifest)  # at once: what is half written would fail once more
     wait(lambda: 'outcome="failed"} 1.0' in made.get("/metrics").text)
     assert search("submarine") == ["4"]
     manifest.unlink()  # as when the folder is built anew from nothing

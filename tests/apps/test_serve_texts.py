@@ -236,6 +236,14 @@ def test_a_full_queue_is_a_429_and_ends(slow_engine):
     assert asking.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
+def test_tokens_of_a_prompt_that_were_read_before_are_counted():
+  with client(kind="attention") as made:
+    body = {**CHAT, "messages": [{"role": "user", "content": "Where is it, and who asked?"}], "max_tokens": 2}
+    replies = [made.post("/v1/chat/completions", json=body).json() for _ in range(2)]
+    (reused,) = {reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies} - {0}
+    assert f"selfrag_reused_tokens_total {float(reused)}" in made.get("/metrics").text
+
+
 def drained(has, seconds=20):
   """Wait until no text is open in a server, and the engine has none."""
   end = time.monotonic() + seconds
@@ -249,12 +257,13 @@ def test_a_client_that_disconnects_cancels_its_text(is_stream, slow_engine):
   with running() as (url, has):
     body = {**CHAT, "max_tokens": 450, "stream": is_stream, "n": 3}
     with httpx.Client(base_url=url) as leaving:
+      leaving.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1}, timeout=60)  # compiles what the next needs
       if is_stream:
         with leaving.stream("POST", "/v1/chat/completions", json=body) as response:
           assert next(response.iter_lines())
       else:
         with pytest.raises(httpx.ReadTimeout):
-          leaving.post("/v1/chat/completions", json=body, timeout=0.3)
+          leaving.post("/v1/chat/completions", json=body, timeout=1)
     drained(has)
     with httpx.Client(base_url=url) as staying:
       counters = staying.get("/metrics").text

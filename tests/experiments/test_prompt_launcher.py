@@ -92,19 +92,20 @@ def test_the_launcher_says_what_programs_can_reach(tmp_path):
 
 
 def test_the_launcher_goes_on_after_kill_9(tmp_path):
-  flags = ["--config.optimizer.steps=30", "--config.task.n_topics=8"]
+  flags = ["--config.optimizer.steps=4000", "--config.task.n_topics=8"]
   process = launch(tmp_path / "run", *flags)
   state = tmp_path / "run" / "state.json"
   while not state.exists() and process.poll() is None:
     time.sleep(0.05)
   os.kill(process.pid, signal.SIGKILL)
   process.communicate()
-  assert json.loads(state.read_text())["step"] < 30
-  process = launch(tmp_path / "run", *flags)
+  done = json.loads(state.read_text())["step"]
+  assert done < 4000
+  process = launch(tmp_path / "run", f"--config.optimizer.steps={done + 20}", flags[1])
   out, err = process.communicate(timeout=240)
   assert process.returncode == 0, err
   assert "report.html" in out
-  assert len(json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())["valid"]) == 31
+  assert len(json.loads((tmp_path / "run" / "prompt_optimization.json").read_text())["valid"]) == done + 21
 
 
 def test_ctrl_c_at_the_launcher_keeps_what_was_done(tmp_path):

@@ -70,6 +70,19 @@ def test_samples_of_one_prompt_are_those_of_separate_prompts_and_read_it_once(ki
   assert len({tuple(row) for row in ids}) == 4
 
 
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_samples_that_end_at_different_times_are_all_written(has_thread):
+  ours = engine(slots=2)  # of three samples, one waits for a slot
+  if has_thread:
+    threading.Thread(target=ours.run, daemon=True).start()
+  draws = {"max_new_tokens": 60, "temperature": 1.0, "seed": 1, "stop": ("a", "e", "1")}
+  pieces = list(ours.generate("hello there", num_samples=3, **draws))
+  ends = [i for i, piece in enumerate(pieces) if piece.token < 0]
+  assert sorted(pieces[i].sample for i in ends) == [0, 1, 2]
+  assert ends[0] < ends[1] - 1  # another wrote on
+  ours.close()
+
+
 def test_a_text_does_not_depend_on_its_neighbours():
   settings = [GenerationSettings(max_new_tokens=5 + n, temperature=n / 4, top_k=n, seed=n) for n in range(9)]
   ours = engine(slots=4)

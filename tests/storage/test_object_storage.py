@@ -30,7 +30,7 @@ from tests.object_storage import ObjectStorage
 HOLD = """
 import sys, time
 from selfrag_jax.storage import lease
-lease.RENEWED, lease.EXPIRED = 0.2, 1.0
+lease.RENEWED, lease.EXPIRED = 0.2, 5.0
 with lease.hold_lease(sys.argv[1]):
   print("held", flush=True)
   time.sleep(60)
@@ -54,7 +54,7 @@ def bucket(storage, monkeypatch):
     storage.reads.clear()
     storage.read_only, storage.lose = (), 0
   monkeypatch.setattr(lease, "RENEWED", 0.2)
-  monkeypatch.setattr(lease, "EXPIRED", 1.0)
+  monkeypatch.setattr(lease, "EXPIRED", 5.0)
   return storage
 
 

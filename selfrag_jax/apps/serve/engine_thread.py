@@ -70,7 +70,7 @@ class EngineThread:
     self.engine, self.open = engine, 0  # texts that are not finished
     self.places, self.is_stopping = places, False
     self.metrics = Metrics(engine.load)
-    self._seconds = request_seconds
+    self.seconds = request_seconds
     self._readers = ThreadPoolExecutor(2, thread_name_prefix="prompts")  # tokenization takes CPU time
     self._compiler = ThreadPoolExecutor(1, thread_name_prefix="schemas")  # seconds for some; other prompts do not wait
     self._thread = threading.Thread(target=engine.run, name="engine", daemon=True)
@@ -114,7 +114,7 @@ class EngineThread:
   @contextlib.contextmanager
   def timed(self, texts: Texts) -> Iterator[None]:
     """Give texts their time; they are cancelled at the end, or when it is over."""
-    timer = asyncio.get_running_loop().call_later(self._seconds, texts.expire, self._seconds)
+    timer = asyncio.get_running_loop().call_later(self.seconds, texts.expire, self.seconds)
     try:
       yield
     finally:
@@ -141,13 +141,16 @@ class EngineThread:
     self.reserve(n * len(prompts))
     with self.timed(writing):
       try:
-        async with asyncio.timeout(self._seconds):
+        async with asyncio.timeout(self.seconds):
           await self._submit(writing, prompts, settings, n)
       except TimeoutError:
-        raise late(self._seconds) from None
+        raise late(self.seconds) from None
       writing.is_queued = True
       self.metrics.prompt_tokens.inc(sum(map(len, prompts)))
-      yield writing
+      try:
+        yield writing
+      finally:
+        self.metrics.reused_tokens.inc(writing.usage[1])
 
   async def _submit(
     self, writing: Writing, prompts: Sequence[Sequence[int]], settings: GenerationSettings, n: int

@@ -9,8 +9,8 @@ from typing import Any
 
 from selfrag_jax.answers import AnswerStream, Source, stream_answer
 from selfrag_jax.apps.serve.engine_thread import EngineThread
-from selfrag_jax.apps.serve.errors import invalid
-from selfrag_jax.apps.serve.texts import Delta, Texts, failure
+from selfrag_jax.apps.serve.errors import APIError
+from selfrag_jax.apps.serve.texts import Delta, Texts, failure, late
 from selfrag_jax.generate.generation import GenerationSettings
 
 
@@ -54,7 +54,7 @@ class Answerer:
     """Yield an answer as it is written; it is cancelled if it is not finished at the end.
 
     place: what `stream_answer` searches. Raises APIError as `EngineThread.reserve`, and 400 for a question that does
-    not fit.
+    not fit, 504 if what it searches takes too long.
     """
     loop, answering = asyncio.get_running_loop(), Answering(began)
     self._writer.reserve(1)
@@ -64,9 +64,10 @@ class Answerer:
       begun: asyncio.Future[None] = loop.create_future()
       self._threads.submit(self._work, loop, answering, begin, begun)
       try:
-        await begun
-      except ValueError as error:
-        raise invalid(error) from None
+        async with asyncio.timeout(self._writer.seconds):
+          await begun
+      except TimeoutError:
+        raise late(self._writer.seconds) from None
       answering.is_queued = True
       yield answering
 
@@ -75,7 +76,7 @@ class Answerer:
     loop: asyncio.AbstractEventLoop,
     answering: Answering,
     begin: Callable[[], AnswerStream],
-    begun: "asyncio.Future[None]",
+    begun: "asyncio.Future[None]",  # its error is an APIError
   ) -> None:
     """Write an answer, in a thread."""
 
@@ -83,7 +84,6 @@ class Answerer:
       with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever waited with it
         loop.call_soon_threadsafe(function, *args)
 
-    error: BaseException | None = None
     try:
       answering.stream = stream = begin()
       if answering.is_cancelled:  # before there was a stream to cancel
@@ -91,19 +91,21 @@ class Answerer:
       tell(_settle, begun, None)
       for piece in stream:
         tell(self._deliver, answering, Delta(0, piece))
-    except BaseException as caught:  # whoever waits is told, whatever it was
-      error = caught
-    tell(self._end, answering, begun, error)
+    except BaseException as error:  # whoever waits is told, whatever it was
+      tell(self._end, answering, begun, error)
+    else:
+      tell(self._end, answering, begun)
 
   def _deliver(self, answering: Answering, delta: Delta) -> None:
     self._writer.has_begun(answering)
     answering.give(delta)
 
-  def _end(self, answering: Answering, begun: "asyncio.Future[None]", error: BaseException | None) -> None:
+  def _end(self, answering: Answering, begun: "asyncio.Future[None]", error: BaseException | None = None) -> None:
     self._writer.open -= 1  # first: a client that has read the end of an answer may ask at once
     if error is not None:
-      _settle(begun, error)
-      answering.give(failure(None if self._writer.is_stopping else error))
+      told = failure(None if self._writer.is_stopping else error)
+      _settle(begun, told)
+      answering.give(told)
       return
     assert answering.stream is not None
     answer = answering.stream.answer
@@ -121,7 +123,7 @@ class Answerer:
     self._threads.shutdown(cancel_futures=True)
 
 
-def _settle(future: "asyncio.Future[None]", error: BaseException | None) -> None:
+def _settle(future: "asyncio.Future[None]", error: APIError | None) -> None:
   if future.done():  # whoever waited has gone, or it had begun already
     return
   if error is None:

@@ -51,10 +51,10 @@ class KnowledgeBase:
 
     A version that cannot be loaded is told in the log; the old one stays.
     """
-    if (newest := version(self._folder)) in (self._seen, ""):
-      return None
-    self._seen = newest
     try:
+      if (newest := version(self._folder)) in (self._seen, ""):
+        return None
+      self._seen = newest
       self._retriever = load(self._folder)
     except Exception as error:  # whatever is wrong with the new one, the old one can be searched
       logging.error("knowledge base %s: the new version was not loaded: %s", self.name, printable(str(error)))

@@ -36,6 +36,25 @@ class Memory:
     except StoreError as error:
       raise APIError(503, f"the memory is closed: {error}") from None
 
+  # what is stored is read back in the same call: another request may replace it at once
+  async def add(self, text: str, source: str, key: str | None) -> dict[str, Any]:
+    """Remember a text, and return it as it is stored."""
+    store = lambda: self.store.add(text, metadata={"source": source}, key=key)
+    return await self.do(lambda: self._read(store()))
+
+  async def change(self, id: str, text: str) -> dict[str, Any]:
+    """Change a text, and return it as it is stored."""
+
+    def changed() -> dict[str, Any]:
+      self.store.update(id, text)
+      return self._read(id)
+
+    return await self.do(changed)
+
+  async def get(self, id: str) -> dict[str, Any]:
+    """Return a text."""
+    return await self.do(self._read, id)
+
   async def search(self, query: str, top_k: int, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the texts that are most similar to a query, best first."""
     return [*map(as_result, await self.do(self.store.search, query, top_k, where=where))]
@@ -47,9 +66,12 @@ class Memory:
       return [*map(as_result, found[offset : offset + limit])], len(found)
     return await self.do(self._newest, limit, offset)
 
+  def _read(self, id: str) -> dict[str, Any]:
+    return as_result(self.store.get(id))
+
   def _newest(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
     ids = self.store.ids[::-1]
-    return [as_result(self.store.get(id)) for id in ids[offset : offset + limit]], len(ids)
+    return [self._read(id) for id in ids[offset : offset + limit]], len(ids)
 
   def close(self) -> None:
     """Finish what is being changed, and give the folder back."""

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query, Request, Response
 from selfrag_jax.apps.serve.documents import Forgotten, KnowledgeBases, MemoryPage, Passage, Passages
 from selfrag_jax.apps.serve.errors import json_response
 from selfrag_jax.apps.serve.knowledge import find
-from selfrag_jax.apps.serve.memory import Memory, as_result
 from selfrag_jax.apps.serve.schemas import ChangedMemory, NewMemory, SearchRequest
 from selfrag_jax.apps.serve.services import services
 
@@ -45,30 +44,23 @@ async def list_memory(
   return _listed(data, total=total)
 
 
-async def _get(memory: Memory, id: str) -> dict[str, Any]:
-  return as_result(await memory.do(memory.store.get, id))
-
-
 @router.post("/v1/memory", tags=["memory"], status_code=201, response_model=Passage)
 async def remember(request: Request, body: NewMemory) -> Response:
   """Remember a text; it is on the disk when the answer comes."""
   memory = services(request).need_memory()
-  id = await memory.do(memory.store.add, body.text, metadata={"source": body.source}, key=body.key)
-  return json_response(await _get(memory, id), 201)
+  return json_response(await memory.add(body.text, body.source, body.key), 201)
 
 
 @router.get("/v1/memory/{id:path}", tags=["memory"], response_model=Passage)
 async def get_memory(request: Request, id: str) -> Response:
   """Return a text of the memory."""
-  return json_response(await _get(services(request).need_memory(), id))
+  return json_response(await services(request).need_memory().get(id))
 
 
 @router.put("/v1/memory/{id:path}", tags=["memory"], response_model=Passage)
 async def change_memory(request: Request, id: str, body: ChangedMemory) -> Response:
   """Change a text of the memory, which becomes the newest."""
-  memory = services(request).need_memory()
-  await memory.do(memory.store.update, id, body.text)
-  return json_response(await _get(memory, id))
+  return json_response(await services(request).need_memory().change(id, body.text))
 
 
 @router.delete("/v1/memory/{id:path}", tags=["memory"], response_model=Forgotten)
