@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from typing import IO
 
 from etils import epath
 
@@ -45,13 +46,7 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
     return
   # bound to local names: if a store is not closed, this ends at interpreter exit, when the modules have gone
   getpid, flock, unlock, owner = os.getpid, fcntl.flock, fcntl.LOCK_UN, os.getpid()
-  with open(epath.Path(path) / ".lock", "a+", errors="replace", opener=_no_link) as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      lock.seek(0)
-      holder = lock.read().strip() or "another process, which has only just begun"  # and has not written its name yet
-      raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
+  with _locked(path, advice) as lock:
     lock.truncate(0)
     lock.write(f"pid {owner} on {socket.gethostname()}\n")
     lock.flush()
@@ -60,6 +55,31 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
     finally:
       if getpid() == owner:  # a fork shares the lock, but neither releases it nor holds it for longer
         flock(lock, unlock)
+
+
+def _locked(path: epath.PathLike, advice: str) -> IO[str]:
+  """Open the file of a lock and lock it. Raises FolderInUseError."""
+  file = epath.Path(path) / ".lock"
+  while True:
+    lock = open(file, "a+", errors="replace", opener=_no_link)
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      if _is_at(lock, file):
+        return lock
+      lock.close()  # its holder has deleted it since it was opened here: who comes next would lock another file
+    except BlockingIOError:
+      lock.seek(0)
+      holder = lock.read().strip() or "another process, which has only just begun"  # and has not written its name yet
+      lock.close()
+      raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
+
+
+def _is_at(opened: IO[str], path: epath.Path) -> bool:
+  """Tell whether the file that is open is the one that has this path."""
+  try:
+    return os.path.samestat(os.fstat(opened.fileno()), os.stat(path))
+  except FileNotFoundError:
+    return False
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -254,15 +254,17 @@ def test_texts_with_one_key_that_come_at_once_are_each_acknowledged(fresh):
 
 @pytest.mark.parametrize("error", [PermissionError("no"), OSError(5, "Input/output error")])
 def test_a_folder_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path, monkeypatch, error):
-  folder, read = build(tmp_path / "facts"), knowledge.version
+  folder, read, looks = build(tmp_path / "facts"), knowledge.version, []
   with client(knowledge_bases=(f"facts={folder}",), settings={"reload_seconds": 0.05}) as made:
 
     def broken(folder):
+      looks.append(folder)
       raise error
 
     monkeypatch.setattr(knowledge, "version", broken)
     build(tmp_path / "facts", [*FACTS, {"id": "4", "title": "", "content": "The submarine is yellow."}])
-    wait(lambda: 'outcome="failed"}' in made.get("/metrics").text)
+    wait(lambda: len(looks) > 4)
+    assert 'outcome="failed"} 1.0' in made.get("/metrics").text  # the log is told once, not every two seconds
     monkeypatch.setattr(knowledge, "version", read)
     wait(lambda: 'outcome="loaded"} 1.0' in made.get("/metrics").text)
 

@@ -135,6 +135,22 @@ def test_the_holder_of_a_lock_is_named_once_it_has_written_its_name(tmp_path):
       wait()
 
 
+@pytest.mark.skipif(fcntl is None, reason="no locks here")
+def test_a_lock_that_its_holder_deletes_is_held_by_one_alone(tmp_path, monkeypatch):
+  """Who opened the file before it was deleted, and locks it afterwards, must not hold it beside who comes next."""
+  lock = tmp_path / ".lock"
+  flock, first = fcntl.flock, iter([True])
+
+  def deleted_between(file, how):
+    if next(first, False):
+      lock.unlink()
+    flock(file, how)
+
+  monkeypatch.setattr(fcntl, "flock", deleted_between)
+  with lock_folder(tmp_path, "wait"), pytest.raises(FolderInUseError), lock_folder(tmp_path, "wait"):
+    pass
+
+
 def test_arrays_are_the_same_from_a_file_and_from_its_bytes(tmp_path):
   arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4), np.int32)}
   data = npz_bytes(arrays)

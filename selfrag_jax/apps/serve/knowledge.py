@@ -26,6 +26,7 @@ class KnowledgeBase:
     self.name, self._folder = name, folder
     self._seen = version(folder)  # before the load: what is published meanwhile is loaded later
     self._retriever = load(folder)
+    self._failure = ""  # the last one that was told
     self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"kb-{name}")  # threads may not share a retriever
 
   def __len__(self) -> int:
@@ -49,17 +50,20 @@ class KnowledgeBase:
   def refresh(self) -> str | None:
     """Load a newer version, if there is one. Returns "loaded", "failed", or None if there is none.
 
-    A version that cannot be loaded is told in the log; the old one stays.
+    A version that cannot be loaded is told in the log, once; the old one stays.
     """
     try:
-      if (newest := version(self._folder)) in (self._seen, ""):
-        return None
-      self._seen = newest
-      self._retriever = load(self._folder)
+      if is_new := (newest := version(self._folder)) not in (self._seen, ""):
+        self._seen = newest
+        self._retriever = load(self._folder)
     except Exception as error:  # whatever is wrong with the new one, the old one can be searched
-      logging.error("knowledge base %s: the new version was not loaded: %s", self.name, printable(str(error)))
+      if (failure := printable(str(error))) == self._failure:  # a folder that stays unreadable
+        return None
+      self._failure = failure
+      logging.error("knowledge base %s: the new version was not loaded: %s", self.name, failure)
       return "failed"
-    return "loaded"
+    self._failure = ""
+    return "loaded" if is_new else None
 
   def close(self) -> None:
     """End the thread."""
