@@ -1,6 +1,7 @@
 """What the design expected of a baseline, RAG and REFRAG, beside what finished runs of REFRAG measure.
 
   python benchmarks/expectations.py --refrag=runs/refrag_hybrid --refrag=runs/refrag_mamba --refrag=...
+  python benchmarks/expectations.py --refrag=runs/refrag_arms/fold0/evidence    an arm of refrag_arms.py
 
 Each run's final policy answers held-out questions without a search (baseline), with one (RAG) and with all that it may
 make (REFRAG). A wrong answer that is given, and not withheld, counts as a hallucination. Training time is that of
@@ -56,14 +57,16 @@ def answers(experiment: Any, params: Any, hops: int) -> dict[str, float]:
 
 
 def seconds(workdir: str) -> dict[str, float]:
-  """Return how long each phase of a run took."""
-  ends: dict[str, float] = {}
-  for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines():
-    row = json.loads(line)
-    ends[row["phase"]] = max(ends.get(row["phase"], 0.0), row["seconds"])
-  spent, before = {}, 0.0
-  for phase, end in sorted(ends.items(), key=lambda item: item[1]):
-    spent[phase], before = end - before, end
+  """Return how long each phase of a run took; what an arm started from is in the folder above it."""
+  spent: dict[str, float] = {}
+  for path in (Path(workdir).resolve().parent / "metrics.jsonl", Path(workdir) / "metrics.jsonl"):
+    ends: dict[str, float] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+      row = json.loads(line)
+      ends[row["phase"]] = max(ends.get(row["phase"], 0.0), row["seconds"])
+    before = 0.0
+    for phase, end in sorted(ends.items(), key=lambda item: item[1]):
+      spent[phase], before = end - before, end
   return spent
 
 

@@ -107,6 +107,7 @@ def reinforce(experiment: refrag.Experiment, workdir: Path, name: str, sft: Para
   after = by_training(workdir / name, experiment.loop, metadata)(experiment.rl_phase(sft, rl=rl))
   shown, page = {"before": sft, "after": after}, workdir / name / "report.html"
   write_examples(page, experiment.runner, shown, experiment.rollout, rl, experiment.evaluation.batch_size)
+  write_json(workdir / name / "config.json", experiment.config)  # last, as of a run of configs/refrag.py
   return after
 
 

@@ -57,21 +57,23 @@ def lock_folder(path: epath.PathLike, advice: str) -> Iterator[None]:
         flock(lock, unlock)
 
 
-def _locked(path: epath.PathLike, advice: str) -> IO[str]:
-  """Open the file of a lock and lock it. Raises FolderInUseError."""
+@contextlib.contextmanager
+def _locked(path: epath.PathLike, advice: str) -> Iterator[IO[str]]:
+  """Open and lock the file of a lock. Raises FolderInUseError."""
+  assert fcntl is not None
   file = epath.Path(path) / ".lock"
   while True:
-    lock = open(file, "a+", errors="replace", opener=_no_link)
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(file, "a+", errors="replace", opener=_no_link) as lock:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process, which has only just begun"  # and has not written its name yet
+        raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
+      # a holder that failed deletes the file: who had opened it before would lock what nobody else can find
       if _is_at(lock, file):
-        return lock
-      lock.close()  # its holder has deleted it since it was opened here: who comes next would lock another file
-    except BlockingIOError:
-      lock.seek(0)
-      holder = lock.read().strip() or "another process, which has only just begun"  # and has not written its name yet
-      lock.close()
-      raise FolderInUseError(f"{path} is in use by {holder}; {advice}") from None
+        yield lock
+        return
 
 
 def _is_at(opened: IO[str], path: epath.Path) -> bool:
