@@ -5,16 +5,17 @@
 
 Takes the config of `configs/refrag.py:smollm2_135m`. In each fold one policy is trained on demonstrations, and every
 arm starts from it. The reward of `outcome` is for the answer and for few searches, that of `evidence` also for found
-gold documents; `experts` is evidence with a demonstration in each group and near misses that go on behind their first
-search; `mimic` is evidence with rollouts without a right answer pulled to the demonstrations' policy. An arm whose
-scores are in the workdir is not run again, and one that was interrupted goes on from its checkpoint; other settings
-need another workdir.
+gold documents; `experts` is evidence with a demonstration in each group and near misses that go on behind the policy's
+first search; `mimic` is evidence with rollouts without a right answer pulled to the demonstrations' policy. An arm
+whose scores are in the workdir is not run again, and one that was interrupted goes on from its checkpoint; other
+settings need another workdir.
 
 The peers are asked the questions alone, and find as many documents as a policy may see: one search of the rollouts' own
-memory, BM25, an encoder (`--dense`), both fused, and a second search of BM25 and of both by a rule. A question counts
-as found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds, with 95 %
-intervals; paired differences to the one search of the memory; and, of exact match and F1, the differences between after
-and before the reinforcement with the smallest effect that these questions would show with a power of .8.
+memory, BM25, an encoder (`--dense`), both fused, and a second search of the memory, of BM25 and of both by a rule. A
+question counts as found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds,
+with 95 % intervals, its searches and the share that kept the format; paired differences to the one search of the
+memory; and, of exact match and F1, the differences between after and before the reinforcement with the smallest effect
+that these questions would show with a power of .8. The intervals are over questions: an arm is trained once in a fold.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from ml_collections import config_flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from selfrag_jax.encoders.base import MINILM
+from selfrag_jax.encoders.base import MINILM, TextFunction
 from selfrag_jax.experiments import refrag
 from selfrag_jax.experiments.base import by_training
 from selfrag_jax.experiments.rollout_examples import write_examples
@@ -58,8 +59,10 @@ FOLDS = flags.DEFINE_integer(
 ARMS = flags.DEFINE_multi_enum("arm", None, ["outcome", "evidence", "experts", "mimic"], "An arm. Default: all.")
 DENSE = flags.DEFINE_string("dense", MINILM, "The encoder of the dense peer.")
 POWER = 1.96 + 0.84  # standard errors between no effect and one that is seen with a probability of .8
+LEAST_CHANGED = 0.05  # of the answers, at least, in the spread of a difference
 MEMORY, BEFORE = "one search of the memory", "demonstrations only"
-FIELDS = ("all_gold", "exact_match", "f1")
+ANSWERS, BEHAVIOUR = ("exact_match", "f1"), ("searches", "valid")
+FIELDS = ("all_gold", *ANSWERS, *BEHAVIOUR)
 
 Found = dict[str, np.ndarray]  # the scores of each question, by field
 
@@ -86,7 +89,7 @@ def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]
   if not (workdir / "memory.npz").exists():
     keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
   if not (workdir / "peers.npz").exists():
-    keep("peers", peers(experiment.task, n, experiment.document_budget))
+    keep("peers", peers(experiment, n))
   take = by_training(workdir, experiment.loop, experiment.metadata)
   sft = take(experiment.sft_phase("sft", experiment.sft))
   if not (workdir / "before.npz").exists():
@@ -125,19 +128,22 @@ def scores_of(scores: Scores) -> Found:
   return {field: getattr(scores, field) for field in FIELDS}
 
 
-def peers(task: Any, n: int, budget: int) -> Found:
+def peers(experiment: refrag.Experiment, n: int) -> Found:
   """Return whether each single search, and each by a rule, finds all gold passages of the first n test questions."""
-  indices = np.arange(n)
+  task: Any = experiment.task
+  indices, budget = np.arange(n), experiment.document_budget
   questions, gold = task.texts("test", indices), task.batch("test", indices).gold
   documents = [Document(str(slot), **document) for slot, document in enumerate(task.documents)]
   bm25, dense = BM25Retriever(), DenseRetriever(DENSE.value)
-  for retriever in (bm25, dense):
+  memory = DenseRetriever(encoder=as_in_memory(experiment, documents))
+  for retriever in (bm25, dense, memory):
     retriever.add_documents(documents)
   fused = HybridRetriever([bm25, dense])
   retrievers = {
     "BM25": bm25,
     DENSE.value: dense,
     "both fused": fused,
+    f"{MEMORY}, second query by rule": MultiHopRetriever(memory),
     "BM25, second query by rule": MultiHopRetriever(bm25),
     "both fused, second query by rule": MultiHopRetriever(fused),
   }
@@ -148,23 +154,35 @@ def peers(task: Any, n: int, budget: int) -> Found:
   return found
 
 
+def as_in_memory(experiment: refrag.Experiment, documents: Sequence[Document]) -> TextFunction:
+  """Return the function that embeds texts as the rollouts do; what is in their memory is not embedded again."""
+  task: Any = experiment.task
+  vectors, ask = np.asarray(experiment.runner.memory(task.corpus).embeddings), experiment.runner.encoder.for_queries
+  stored = {document.text: vector for document, vector in zip(documents, vectors, strict=False)}
+  return lambda texts: np.stack([stored[text] if text in stored else ask([text])[0] for text in texts])
+
+
 def row(name: str, scores: Found, first: np.ndarray) -> str:
   """Format the recall of an arm, its difference to the first one's, and the scores of its answers."""
   found = scores["all_gold"]
   line = "{:36}{:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found))
   line += "  {:+.3f} [{:+.3f}, {:+.3f}]".format((found - first).mean(), *bootstrap_difference(found, first))
-  for field in FIELDS[1:]:
+  for field in ANSWERS:
     if field in scores:
       line += "  {:.3f} [{:.3f}, {:.3f}]".format(scores[field].mean(), *bootstrap_interval(scores[field]))
-  return line
+  return line + "".join(f"  {scores[field].mean():6.2f}" for field in BEHAVIOUR if field in scores)
 
 
 def gain(name: str, before: Found, after: Found) -> str:
-  """Format the paired gains of the answers, each with the smallest effect that would have been seen."""
+  """Format the paired gains of the answers, each with the smallest effect that would have been seen.
+
+  The differences tell how large it is; where hardly any answer has changed they tell too little, and a change of one
+  answer of twenty is assumed.
+  """
   parts = []
-  for field in FIELDS[1:]:
+  for field in ANSWERS:
     gained = after[field] - before[field]
-    smallest = POWER * gained.std(ddof=1) / len(gained) ** 0.5
+    smallest = POWER * max(gained.std(ddof=1), LEAST_CHANGED**0.5) / len(gained) ** 0.5
     interval = bootstrap_difference(after[field], before[field])
     parts.append("{} {:+.3f} [{:+.3f}, {:+.3f}], smallest {:.3f}".format(field, gained.mean(), *interval, smallest))
   return f"{name}: {'; '.join(parts)}"
@@ -180,7 +198,9 @@ def table(folds: Sequence[Path], chosen: Sequence[str]) -> str:
   after: Mapping[str, Found] = {name: read(name) for name in done}
   first = rows[MEMORY]["all_gold"]
   lines = [f"{len(first)} questions of {len(folds)} folds", ""]
-  lines += [f"{'':36}all gold found        to the one search        exact match           F1"]
+  lines += [
+    f"{'':36}all gold found        to the one search        exact match           F1                    searches valid"
+  ]
   lines += [row(name, scores, first) for name, scores in {**rows, **after}.items()]
   lines += ["", "after - before the reinforcement, and the smallest effect that would be seen with a power of .8"]
   return "\n".join(lines + [gain(name, rows[BEFORE], scores) for name, scores in after.items()])
@@ -200,6 +220,8 @@ def main(argv: list[str]) -> None:
       experiment = refrag.build({**config, "data": {**config["data"], "fold": fold}})
       check_same(Path(workdir), config)
       folder.mkdir(exist_ok=True)
+      counts = {name: getattr(experiment.task, name) for name in refrag.COUNTS}
+      print(f"fold {fold}: {counts}", flush=True)
       with jax.set_mesh(experiment.mesh):
         run_fold(experiment, folder, chosen)
     print(f"\n{table(folds, chosen)}")

@@ -85,7 +85,7 @@ def smollm2_135m() -> dict[str, Any]:
     "data": {"name": "passages"},
     "model": {"remat": "full", "dtype": "auto", "matmul_dtype": "auto"},
     "memory": {"d_embed": 512},
-    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16},
+    "rollout": {"max_hops": 3, "max_query_tokens": 24, "max_answer_tokens": 16, "distinct": True},
     "sft": {"steps": 50, "batch_size": 8, "max_tokens": 512, "accumulate": 2, "optimizer": supervised},
     "sft_gold": {"max_tokens": 64, "optimizer": optimizer(warmup_steps=20)},  # no steps: phase sft is on gold already
     "rl": {

@@ -10,7 +10,7 @@ import pytest
 from selfrag_jax import self_rag
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, memory_tokens
-from selfrag_jax.generate.rollout import RetrievedDocuments
+from selfrag_jax.generate.documents import RetrievedDocuments
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.memory.store import MemoryStore
 from selfrag_jax.model.config import ModelConfig

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from selfrag_jax.generate.rollout import RetrievedDocuments, compact
+from selfrag_jax.generate.documents import RetrievedDocuments, compact
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import LM
 from selfrag_jax.model.pooling import hidden_states, mean_pool

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from selfrag_jax.generate.documents import RetrievedDocuments, unseen
 from selfrag_jax.generate.rollout import (
   SEARCHING,
   Policy,
   Queries,
-  RetrievedDocuments,
   Rollout,
   append,
   ask,
@@ -54,8 +54,8 @@ def rollout_on_host(
   """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
 
   `retrieve(queries, hop)` gets the token ids of one query per row (empty: the row does not search) and returns, for
-  each query, at most `documents_per_hop` pairs `(slot, body token ids)`; `first` as in `rollout`. Raises ValueError for
-  a body of more than `document_tokens` tokens: cut documents when you chunk them.
+  each query, at most `documents_per_search` pairs `(slot, body token ids)`; `first` as in `rollout`. Raises ValueError
+  for a body of more than `document_tokens` tokens: cut documents when you chunk them.
   """
   config = policy.config
   size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
@@ -74,9 +74,10 @@ def rollout_on_host(
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
     results = [()] * len(texts) if over_budget else retrieve(texts, hop)
-    found = pad_documents(
-      [row[: config.documents_per_hop] for row in results], config.documents_per_hop, document_tokens
-    )
+    most = config.documents_per_search()
+    found = pad_documents([row[:most] for row in results], most, document_tokens)
+    if config.distinct:
+      found = unseen(found, slots.reshape(len(slots), -1), config.documents_per_hop)
     state = _append_jit(policy, state, found, np.asarray(over_budget))
     if not over_budget:
       slots[:, hop] = np.where(searching[:, None], found.slots, -1)

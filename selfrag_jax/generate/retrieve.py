@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from selfrag_jax.generate.rollout import Retrieve, RetrievedDocuments, gather_documents
+from selfrag_jax.generate.documents import RetrievedDocuments, gather_documents
+from selfrag_jax.generate.rollout import Retrieve
 from selfrag_jax.memory.state import MemoryState
 from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES

@@ -10,7 +10,7 @@ same steps around any Python retriever. A row is in one of three states:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ import numpy as np
 from flax import struct
 
 from selfrag_jax.checked import Checked, Count, Natural, Range
+from selfrag_jax.generate.control import ControlTokens
+from selfrag_jax.generate.documents import RetrievedDocuments, compact, document_block, notice_block, unseen
 from selfrag_jax.generate.sampling import SamplingConfig, sample
 from selfrag_jax.generate.step import Position, begin, next_logits, read
 from selfrag_jax.mesh import constrain
@@ -25,7 +27,7 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import token_log_probs
 from selfrag_jax.ragged import length_mask
 from selfrag_jax.text.special import MAX_DOCUMENTS
-from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+from selfrag_jax.typing import Array, Params, PRNGKey
 
 RUNNING, SEARCHING, DONE = 0, 1, 2
 
@@ -34,7 +36,8 @@ RUNNING, SEARCHING, DONE = 0, 1, 2
 class RolloutConfig(Checked):
   """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens.
 
-  `first_query`: who writes the first search, the policy, or a rule that searches for the question as it is.
+  `first_query`: who writes the first search, the policy, or a rule that searches for the question as it is. `distinct`:
+  a search shows the best documents that no earlier one of its row has shown.
   """
 
   max_hops: Natural = 2
@@ -43,41 +46,11 @@ class RolloutConfig(Checked):
   max_answer_tokens: Count = 8
   sampling: SamplingConfig = SamplingConfig()
   first_query: Literal["policy", "question"] = "policy"
+  distinct: bool = False
 
-
-class ControlTokens(NamedTuple):
-  """The ids that steer a rollout; `notice` is the text of the "no more searches" document."""
-
-  pad: int
-  end: int
-  search_start: int
-  search_end: int
-  answer_start: int
-  answer_end: int
-  retrieval_start: int
-  retrieval_end: int
-  doc_start: tuple[int, ...]
-  doc_end: tuple[int, ...]
-  notice: tuple[int, ...]
-
-
-def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> ControlTokens:
-  """Look the control ids up in a tokenizer; `end` is the end-of-turn token of the chat template."""
-  special = tokenizer.special
-  documents = range(1, MAX_DOCUMENTS + 1)
-  return ControlTokens(
-    pad=special["<|pad|>"],
-    end=special[end],
-    search_start=special["<|search_start|>"],
-    search_end=special["<|search_end|>"],
-    answer_start=special["<|answer_start|>"],
-    answer_end=special["<|answer_end|>"],
-    retrieval_start=special["[RETRIEVAL_START]"],
-    retrieval_end=special["[RETRIEVAL_END]"],
-    doc_start=tuple(special[f"[DOC_{i}]"] for i in documents),
-    doc_end=tuple(special[f"[/DOC_{i}]"] for i in documents),
-    notice=tuple(tokenizer.encode(notice)),
-  )
+  def documents_per_search(self, seen: int = 0) -> int:
+    """Return how many documents a retriever must give, where a row may have `seen` some before it began."""
+    return self.documents_per_hop * max(self.max_hops, 1) + seen if self.distinct else self.documents_per_hop
 
 
 class Queries(NamedTuple):
@@ -90,21 +63,6 @@ class Queries(NamedTuple):
   def mask(self) -> Array:
     """Return where there is a token, bool [B, W]."""
     return length_mask(self.lengths, self.tokens.shape[1], jnp)
-
-
-class RetrievedDocuments(NamedTuple):
-  """The result of a search: document bodies int32 [B, k, X], their lengths [B, k] and slots [B, k] (-1: none)."""
-
-  tokens: ArrayLike
-  lengths: ArrayLike
-  slots: ArrayLike
-
-
-def gather_documents(tokens_CxX: ArrayLike, lengths_C: ArrayLike, slots_Bxk: ArrayLike) -> RetrievedDocuments:
-  """Read the documents in slots of a memory; a slot of -1 gives an empty document."""
-  slots = jnp.asarray(slots_Bxk)
-  at = jnp.maximum(slots, 0)
-  return RetrievedDocuments(tokens_CxX[at], jnp.where(slots >= 0, lengths_C[at], 0), slots)
 
 
 @struct.dataclass
@@ -165,37 +123,6 @@ def search_width(config: RolloutConfig, document_tokens: int, given: Queries | N
   """Return the most tokens of a search, by the policy or for given queries, with the documents that it finds."""
   query = config.max_query_tokens if given is None else max(given.tokens.shape[1], config.max_query_tokens)
   return 2 + query + _documents_width(config, document_tokens)
-
-
-def compact(tokens_BxT: Array, valid_BxT: Array, width: int) -> tuple[Array, Array]:
-  """Move the valid tokens of each row to its front, in order. Returns tokens [B, width], 0-padded, and lengths [B]."""
-  position = jnp.where(valid_BxT, jnp.cumsum(valid_BxT, axis=1) - 1, width)
-  rows = jnp.arange(tokens_BxT.shape[0])[:, None]
-  out = jnp.zeros((tokens_BxT.shape[0], width), tokens_BxT.dtype).at[rows, position].set(tokens_BxT, mode="drop")
-  return out, jnp.minimum(valid_BxT.sum(axis=1, dtype=jnp.int32), width)
-
-
-def document_block(found: RetrievedDocuments, control: ControlTokens, width: int) -> tuple[Array, Array]:
-  """Wrap documents as the chat renderer does: `[RETRIEVAL_START] [DOC_1] body [/DOC_1] … [RETRIEVAL_END]`."""
-  batch, k, size = found.tokens.shape
-  column = lambda ids: jnp.broadcast_to(jnp.asarray(ids, jnp.int32)[None, :, None], (batch, k, 1))
-  exists = (found.slots >= 0)[:, :, None]
-  body = exists & length_mask(found.lengths, size, jnp)
-  pieces = jnp.concatenate([column(control.doc_start[:k]), found.tokens, column(control.doc_end[:k])], axis=2)
-  valid = jnp.concatenate([exists, body, exists], axis=2)
-  edge = lambda token: jnp.full((batch, 1), token, jnp.int32)
-  tokens = jnp.concatenate(
-    [edge(control.retrieval_start), pieces.reshape(batch, -1), edge(control.retrieval_end)], axis=1
-  )
-  always = jnp.ones((batch, 1), bool)
-  return compact(tokens, jnp.concatenate([always, valid.reshape(batch, -1), always], axis=1), width)
-
-
-def _notice_block(control: ControlTokens, batch: int, width: int) -> tuple[Array, Array]:
-  """Return the block that answers a search beyond the budget: the notice, and the forced opening of an answer."""
-  ids = [control.retrieval_start, *control.notice, control.retrieval_end, control.answer_start]
-  row = jnp.asarray(ids + [0] * (width - len(ids)), jnp.int32)
-  return jnp.broadcast_to(row[None], (batch, width)), jnp.full((batch,), len(ids), jnp.int32)
 
 
 @struct.dataclass
@@ -301,7 +228,7 @@ def append(policy: Policy, state: _State, found: RetrievedDocuments, over_budget
   batch = state.tokens.shape[0]
   width = block_width(policy.config, policy.control, found.tokens.shape[2])
   documents, document_lengths = document_block(found, policy.control, width)
-  notice, notice_lengths = _notice_block(policy.control, batch, width)
+  notice, notice_lengths = notice_block(policy.control, batch, width)
   searching = state.status == SEARCHING
   block = jnp.where(over_budget, notice, documents)
   lengths = jnp.where(searching, jnp.where(over_budget, notice_lengths, document_lengths), 0)
@@ -343,6 +270,7 @@ def rollout(
   key: PRNGKey,
   first: Queries | None = None,
   repeats: int = 1,
+  seen_QxN: Array | None = None,
 ) -> Rollout:
   """Run all hops of a batch as one traced program (jit the caller).
 
@@ -350,25 +278,31 @@ def rollout(
 
   `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
   search and a gather of documents of `document_tokens` tokens. A row with an empty mask does not search; its result is
-  unused. `first` are queries of the questions that the rows begin with, the first of their `max_hops` searches.
+  unused. It gives `config.documents_per_search` documents. `first` are queries of the questions that the rows begin
+  with, the first of their `max_hops` searches; `seen` the slots that their prompts show (-1: none).
   """
   config, batch = policy.config, len(prompts_QxT) * repeats
   size = capacity(config, policy.control, prompts_QxT.shape[1], document_tokens, first)
   to_rows = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), tree)
 
-  def find(state: _State, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
+  shown = jnp.full((batch, 0), -1, jnp.int32) if seen_QxN is None else to_rows(seen_QxN)
+
+  def find(state: _State, slots: Array, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
     queries, mask = read_queries(policy, state) if given is None else (jnp.asarray(given.tokens), given.mask)
     with jax.named_scope("retrieve"):
       found = RetrievedDocuments(*map(jnp.asarray, retrieve(queries, mask, i)))
+      if config.distinct:
+        seen = jnp.concatenate([shown, slots.reshape(batch, -1)], axis=1)
+        found = unseen(found, seen, config.documents_per_hop)
     searching = (state.status == SEARCHING)[:, None]
     return append(policy, state, found, i >= config.max_hops), jnp.where(searching, found.slots, -1)
 
   def hop(carry: tuple[_State, Array, Array]) -> tuple[_State, Array, Array]:
     state, slots, i = carry
     state = decode(policy, state, jax.random.fold_in(key, i))
-    nothing = lambda state, i: (state, jnp.full((batch, config.documents_per_hop), -1, jnp.int32))
+    nothing = lambda state, slots, i: (state, jnp.full((batch, config.documents_per_hop), -1, jnp.int32))
     # after the last turns no row searches: reading empty blocks would cost hardly less than the longest documents
-    state, found = jax.lax.cond((state.status == SEARCHING).any(), find, nothing, state, i)
+    state, found = jax.lax.cond((state.status == SEARCHING).any(), find, nothing, state, slots, i)
     return state, slots.at[:, i].set(found, mode="drop"), i + 1
 
   # one hop more than the budget allows, for the notice
@@ -376,7 +310,7 @@ def rollout(
   carry = to_rows(start(policy, prompts_QxT, lengths_Q, size)), slots, jnp.zeros((), jnp.int32)
   if first is not None:
     first = Queries(*to_rows(tuple(first)))
-    state, found = find(ask(policy, carry[0], first), carry[2], first)
+    state, found = find(ask(policy, carry[0], first), *carry[1:], first)
     carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)
   return finish(state, to_rows(lengths_Q), slots[:, : config.max_hops])

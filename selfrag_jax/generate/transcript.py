@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selfrag_jax.generate.rollout import ControlTokens, Rollout
+from selfrag_jax.generate.control import ControlTokens
+from selfrag_jax.generate.rollout import Rollout
 
 
 @dataclass(frozen=True)

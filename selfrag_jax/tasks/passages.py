@@ -4,7 +4,7 @@ import dataclasses
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -68,12 +68,14 @@ class PassageSearch:
   A passage is found by its title and the kept part of its text, or by its title alone (`index`). The share `cloze` of
   the gold demonstrations asks for a name or a number that is left out of a sentence of a random passage, the share
   `bridge` by way of another passage that names this one: these never run out, whereas the sft questions are few and
-  soon memorised. They also use passages of held-out questions, never a question.
+  soon memorised. They also use passages of held-out questions, never a question, and never two that a held-out
+  question needs as a bridge.
 
   Every question is tested once if `fold` runs from 0 until the test parts, one behind the other, are all questions.
 
-  Where a rule writes the first query (`first_query`), the first search of every demonstration is for its question, and
-  finds the passage that shares the most and the rarest words with it.
+  Where a rule writes the first query (`first_query`), the first search of every demonstration is for its question. It
+  finds the passage that shares the most and the rarest words with it; for a question that is made of passages, the
+  first of these, or in MISS_RATE of the searches the most similar one that does not help.
 
   Raises ValueError if a part is empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -103,7 +105,8 @@ class PassageSearch:
       raise ValueError(f"cloze and bridge must be shares in [0, 1] that add up to at most 1, got {cloze} and {bridge}")
     self.tokenizer, self.template, self.seed = tokenizer, template, seed
     self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
-    self._cloze_share, self._bridge_share, self._question_first = cloze, bridge, first_query == "question"
+    self._cloze_share, self._bridge_share = cloze, bridge
+    self._first_query: Literal["policy", "question"] = first_query
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
@@ -122,7 +125,9 @@ class PassageSearch:
     self.unanswered_questions = data.unanswered
     self._parts = self._split(parts, fold)
     self._texts = [document["content"] for document in self.documents]
-    self._bridges = bridges(self._names, self._texts) if bridge else []
+    needed = [set(question.gold) for split in ("valid", "test") for question in self._parts[split]]
+    pairs = bridges(self._names, self._texts) if bridge else []
+    self._bridges = [pair for pair in pairs if not any(gold.issuperset(pair) for gold in needed)]
     self._epochs = {
       split: ShuffledEpochs(self._parts[split], seed, EPOCH_STREAM, SPLITS.index(split)) for split in ("sft", "train")
     }
@@ -171,22 +176,25 @@ class PassageSearch:
     rng = self._rng(DEMONSTRATION_STREAM, SPLITS.index(split), index)
     if strategy == "gold":
       drawn = rng.random()
-      if split == "sft":  # elsewhere, the question itself is wanted
-        question = self._made(drawn, rng) or question
-      queries, passages = self._gold_searches(question, max_hops, rng)
+      made = self._made(drawn, rng) if split == "sft" else None  # elsewhere, the question itself is wanted
+      question = made or question
+      found = []
+      if self._first_query == "question":
+        found = [self._found_first(question) if made is None else self._found_for_made(made, max_hops, rng)]
+      queries, passages = self._gold_searches(question, found, max_hops, rng)
       answer = question.answers[0]
     else:
       overrun = rng.random() < OVERRUN_RATE
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
       passages = rng.integers(len(self.documents), size=n_searches)
       queries = [self._name_queries[passage] for passage in passages]
-      if self._question_first:
+      if self._first_query == "question":
         queries[0], passages[0] = question.text, self._found_first(question)
       others = self._parts["sft"]
       pair = [others[i] for i in rng.choice(len(others), 2, replace=False)]
       answer = next(other for other in pair if other != question).answers[0]
     shown = [self.documents[passage] for passage in passages]
-    return {"messages": [*_messages(question.text), search_turn(queries, shown, answer, max_hops)]}
+    return {"messages": [*_messages(question.text), search_turn(queries, shown, answer, max_hops, self._first_query)]}
 
   def _shown(self, title: str, text: str) -> str:
     """Return the head of `text` that fits into a document."""
@@ -252,11 +260,12 @@ class PassageSearch:
     questions = self._parts[split] if epochs is None else epochs
     return [questions[i] for i in indices]
 
-  def _gold_searches(self, question: Question, max_hops: int, rng: np.random.Generator) -> tuple[list[str], list[int]]:
-    read, queries, found = [question.text], [], []
-    if self._question_first:
-      queries, found = [question.text], [self._found_first(question)]
-      read.append(_said(self.documents[found[0]]))
+  def _gold_searches(
+    self, question: Question, first: Sequence[int], max_hops: int, rng: np.random.Generator
+  ) -> tuple[list[str], list[int]]:
+    """Return the queries and what they find; `first` is what the question itself has found, if it is a query."""
+    queries, found = [question.text] * len(first), [*first]
+    read = [question.text, *(_said(self.documents[passage]) for passage in first)]
     left = max_hops - len(found)
     gold = [passage for passage in question.gold if passage not in found][:left]
     spare = left - len(gold)
@@ -266,7 +275,7 @@ class PassageSearch:
       is_named = any(name.search(text) for text in read)
       query = self._name_queries[passage] if is_named else self._query_head(" ".join(telling))
       attempt = self._some_words(telling, rng)
-      wrong = set(range(len(self.documents))) - {*question.gold, *found}
+      wrong = self._others([*question.gold, *found])
       if rng.random() < MISS_RATE and spare and wrong and attempt.lower() not in ("", query.lower()):
         queries.append(attempt)
         found.append(self._most_similar(attempt, wrong))
@@ -302,9 +311,17 @@ class PassageSearch:
     kept = rng.choice(len(words), rng.integers(1, len(words)), replace=False)
     return self._query_head(" ".join(words[i] for i in sorted(kept)))
 
+  def _others(self, passages: Sequence[int]) -> set[int]:
+    return set(range(len(self.documents))) - set(passages)
+
   def _found_first(self, question: Question) -> int:
     """Return the passage that a demonstration finds for its question."""
-    return self._most_similar(question.text, set(range(len(self.documents))))
+    return self._most_similar(question.text, self._others([]))
+
+  def _found_for_made(self, made: Question, max_hops: int, rng: np.random.Generator) -> int:
+    """Return the passage that a demonstration finds for a question that is made of passages."""
+    is_missed = len(made.gold) < max_hops and rng.random() < MISS_RATE
+    return self._most_similar(made.text, self._others(made.gold)) if is_missed else made.gold[0]
 
   def _most_similar(self, query: str, passages: set[int]) -> int:
     """Return the passage that shares the most and the rarest words with a query; the first of equals."""

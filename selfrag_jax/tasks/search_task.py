@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -65,13 +65,21 @@ def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
 
 
 def search_turn(
-  queries: Iterable[str], documents: Iterable[Mapping[str, str]], answer: str, max_hops: int
+  queries: Iterable[str],
+  documents: Iterable[Mapping[str, str]],
+  answer: str,
+  max_hops: int,
+  first_query: Literal["policy", "question"] = "policy",
 ) -> dict[str, Any]:
-  """Write the assistant's message: each query shows one document, or NOTICE beyond `max_hops`; then the answer."""
-  parts = []
+  """Write the assistant's message: each query shows one document, or NOTICE beyond `max_hops`; then the answer.
+
+  The first query is not the assistant's own where the question is the `first_query`.
+  """
+  parts: list[dict[str, Any]] = []
   for hop, (query, document) in enumerate(zip(queries, documents, strict=True)):
     found = {"documents": [document]} if hop < max_hops else {"text": NOTICE}
-    parts += [{"type": "search", "text": query}, {"type": "retrieval", **found}]
+    by_rule = {"by_rule": True} if hop == 0 and first_query == "question" else {}
+    parts += [{"type": "search", "text": query, **by_rule}, {"type": "retrieval", **found}]
   return {"role": "assistant", "content": [*parts, {"type": "answer", "text": answer}]}
 
 

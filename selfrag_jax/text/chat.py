@@ -9,6 +9,7 @@ Special tokens enter a sequence only here. A conversation is `{"messages": [mess
 and a part one of
 
   {"type": "text" | "search" | "answer", "text": text}
+  {"type": "search", "text": text, "by_rule": True}    a query that the assistant did not write
   {"type": "retrieval", "documents": [...]}
   {"type": "retrieval", "text": notice}           a notice of the environment, such as "No more searches."
 """
@@ -264,7 +265,7 @@ def _assistant_segments(tokenizer: Tokenizer, message: Mapping[str, Any], where:
       continue
     text = _text(part, "text", part_where)
     pieces = (text,) if kind == "text" else (Special(f"<|{kind}_start|>"), text, Special(f"<|{kind}_end|>"))
-    yield from _piece_segments(tokenizer, pieces, written=True)
+    yield from _piece_segments(tokenizer, pieces, written=not part.get("by_rule", False))
 
 
 def _retrieval_ids(tokenizer: Tokenizer, source: Mapping[str, Any], notice: str, where: str) -> list[int]:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 
 from selfrag_jax.checked import Checked, Natural, Share, Weight
@@ -17,6 +18,9 @@ class CollapseError(TrainingError):
 class AlarmConfig(Checked):
   """The bounds of the alarm, each on means over the last `window` steps; a window of 0 turns it off.
 
+  Few questions in a step make a mean that moves by itself: what has fallen must also exceed `errors` standard errors of
+  the difference, by the spread of the steps.
+
   The likelihood of right rollouts falls early in a collapse, before the reward does (arXiv 2512.04220).
   """
 
@@ -25,6 +29,7 @@ class AlarmConfig(Checked):
   least_best: Share = 0.2  # a best exact match below it is chance, whose share says nothing
   likelihood_fall: Weight = 1.5  # nats a token, of the rollouts that answer right
   surprise_rise: Weight = 2.0  # nats a token, above the least surprise so far
+  errors: Weight = 3.0
 
 
 class CollapseAlarm:
@@ -33,7 +38,7 @@ class CollapseAlarm:
   def __init__(self, config: AlarmConfig):
     self._config = config
     self._newest: dict[str, collections.deque[float]] = {}
-    self._best: dict[str, float] = {}
+    self._best: dict[str, tuple[float, float]] = {}  # the mean, and its squared standard error
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
     """Take the metrics of a step. Raises CollapseError, with the numbers, if one of them has left its bound."""
@@ -55,9 +60,10 @@ class CollapseAlarm:
       newest.append(-value if name == "surprise" else value)  # so that more is better, as for the others
       if len(newest) < config.window:
         continue
-      mean = sum(newest) / len(newest)
-      best = self._best[name] = max(self._best.get(name, mean), mean)
-      if mean < bound(best):
+      mean = statistics.fmean(newest)
+      now = mean, statistics.pvariance(newest, mean) / max(len(newest) - 1, 1)
+      best, error = self._best[name] = max(self._best.get(name, now), now)
+      if mean < min(bound(best), best - config.errors * math.sqrt(error + now[1])):
         shown = [abs(x) if name == "surprise" else x for x in (best, mean)]
         raise CollapseError(
           f"the policy has collapsed: {name} was {shown[0]:.3g} over {config.window} steps and is {shown[1]:.3g} at "

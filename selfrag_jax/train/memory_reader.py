@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from selfrag_jax.generate.augment import MemoryTokens, augment, embed, input_logits
-from selfrag_jax.generate.rollout import RetrievedDocuments, gather_documents
+from selfrag_jax.generate.documents import RetrievedDocuments, gather_documents
 from selfrag_jax.memory.state import MemoryState, delete, init_memory, write
 from selfrag_jax.memory.topk import search
 from selfrag_jax.mesh import BATCH_AXES

@@ -1,5 +1,7 @@
 """The rewards of finished rollouts: from their scores, their texts and a reward model, as the config asks for."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from selfrag_jax.mesh import own_part
@@ -8,6 +10,8 @@ from selfrag_jax.metrics.claims import check_hallucination
 from selfrag_jax.tasks.rewards import RewardConfig, compute_rag_reward, search_reward
 from selfrag_jax.train.load import load_reward_model
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
+
+Said = tuple[str, list[str]]  # an answer, and the documents that were found for it
 
 
 class RolloutRewards:
@@ -26,23 +30,35 @@ class RolloutRewards:
       return search_reward(config, scores.exact_match, scores.f1, scores.gold_recall, scores.valid)
     done = episodes.rollout
     answer = scores.f1 if self._model is None else own_part(self._model(done.tokens, done.lengths))
-    texts = {name: self._of_texts(episodes, name) for name in ("citations", "grounding")}
     given = answer, scores.gold_recall, host.searches, self._max_searches, config.weights
-    return compute_rag_reward(*given, **texts, format=scores.valid)
+    return compute_rag_reward(*given, **self._of_texts(lambda: self._said(episodes)), format=scores.valid)
 
-  def _of_texts(self, episodes: Episodes, name: str) -> np.ndarray | float:
-    """Score the answers against the documents that were found; without a weight, the value plays no role."""
-    if not getattr(self._config.weights, name):
-      return 0.0
-    measure = _grounding if name == "grounding" else _citations
+  def of_right_answers(self, said: list[Said], recall: np.ndarray, searches: np.ndarray) -> np.ndarray:
+    """Return what well-formed rollouts with right answers would earn, by what they found and said, float32 [B].
+
+    A reward model is left out: the answers are known to be right.
+    """
+    config, ones = self._config, np.ones(len(said))
+    if config.terms == "right_answer":
+      return search_reward(config, ones, ones, recall, ones)
+    given = ones, recall, searches, self._max_searches, config.weights
+    return compute_rag_reward(*given, **self._of_texts(lambda: said))
+
+  def _said(self, episodes: Episodes) -> list[Said]:
     corpus, decode = episodes.batch.corpus, self._runner.task.tokenizer.decode
-    scores = []
+    pairs = []
     for transcript, slots in zip(episodes.transcripts, episodes.host.slots, strict=True):
       found = dict.fromkeys(slot for slot in slots.reshape(-1).tolist() if slot >= 0)
       documents = [decode(corpus.tokens[slot, : corpus.lengths[slot]].tolist(), skip_special=True) for slot in found]
-      said = decode(transcript.answer, skip_special=True) if transcript.answer else ""
-      scores.append(measure(said, documents))
-    return np.array(scores)
+      pairs.append((decode(transcript.answer, skip_special=True) if transcript.answer else "", documents))
+    return pairs
+
+  def _of_texts(self, said: Callable[[], list[Said]]) -> dict[str, np.ndarray]:
+    """Score what was said by the terms that have a weight; without one, a term plays no role."""
+    measures = {"citations": _citations, "grounding": _grounding}
+    asked = {name: measure for name, measure in measures.items() if getattr(self._config.weights, name)}
+    pairs = said() if asked else []
+    return {name: np.array([measure(*pair) for pair in pairs]) for name, measure in asked.items()}
 
 
 def _grounding(answer: str, documents: list[str]) -> float:

@@ -15,17 +15,10 @@ from selfrag_jax.checked import Checked, Count
 from selfrag_jax.encoders.base import TokenEncoder
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.encoders.token_bag import TokenBagEncoder
+from selfrag_jax.generate.control import ControlTokens, control_tokens
 from selfrag_jax.generate.host_rollout import HostRetrieve, rollout_on_host
 from selfrag_jax.generate.retrieve import RetrieverKind, make_retrieve
-from selfrag_jax.generate.rollout import (
-  ControlTokens,
-  Policy,
-  Queries,
-  Rollout,
-  RolloutConfig,
-  control_tokens,
-  rollout,
-)
+from selfrag_jax.generate.rollout import Policy, Queries, Rollout, RolloutConfig, rollout
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import Transcript, read_transcripts
 from selfrag_jax.memory.state import MemoryState, init_memory, write
@@ -154,10 +147,14 @@ class RolloutRunner:
     *,
     repeats: int = 1,
     kind: RetrieverKind = "memory",
+    seen: np.ndarray | None = None,
   ) -> Episodes:
-    """Roll every question out `repeats` times; rows of one question are neighbours. `batch` is that of `questions`."""
+    """Roll every question out `repeats` times; rows of one question are neighbours. `batch` is that of `questions`.
+
+    `seen` int32 [Q, N] are slots of documents that the prompts show, which a distinct search leaves out.
+    """
     memory = self.memory(batch.corpus)
-    inputs = spread(_inputs(batch), self.mesh)
+    inputs = spread(_inputs(batch, seen), self.mesh)
     done = self._run(params, self.encoder.params, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
     host = own_part(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, repeats)
@@ -174,7 +171,14 @@ class RolloutRunner:
     return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
 
   def trace(
-    self, params: Params, batch: SearchBatch, config: RolloutConfig, *, repeats: int, kind: RetrieverKind
+    self,
+    params: Params,
+    batch: SearchBatch,
+    config: RolloutConfig,
+    *,
+    repeats: int,
+    kind: RetrieverKind,
+    seen: np.ndarray | None = None,
   ) -> jax.stages.Traced:
     """Trace the rollout of a batch of these shapes for the devices of the mesh, which need not exist."""
     everywhere, rows = replicated(self.mesh), batch_sharding(self.mesh)
@@ -183,7 +187,7 @@ class RolloutRunner:
       encoder = {**encoder, "model": abstract(encoder["model"], param_shardings(self.model, self.mesh))}
     memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else everywhere), memory)
-    inputs = abstract(_inputs(batch), rows)
+    inputs = abstract(_inputs(batch, seen), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), everywhere)
     return self._run.trace(params, encoder, memory, *inputs, key, config=config, kind=kind, repeats=repeats)
 
@@ -273,13 +277,13 @@ class RolloutRunner:
 
   def _run_traced(self, params, encoder_params, memory, *inputs, config, kind, repeats) -> Rollout:
     *of_questions, key = inputs
-    prompts, lengths, *questions, gold, group_ids = of_questions
+    prompts, lengths, asked, asked_lengths, gold, group_ids, *seen = of_questions
     rollout_key, random_key = jax.random.split(key)
     retrieve = make_retrieve(
       kind,
       memory,
       partial(self.encoder.apply, self._query_params(encoder_params)),
-      config.documents_per_hop,
+      config.documents_per_search(sum(slots.shape[1] for slots in seen)),
       group_ids=jnp.repeat(group_ids, repeats),
       gold_BxG=jnp.repeat(gold, repeats, axis=0),
       key=random_key,
@@ -287,9 +291,9 @@ class RolloutRunner:
       mesh=self.mesh,
     )
     policy = Policy(self.model, self._lay_out(params), config, self.control)
-    first = first_queries(config, *questions)
+    first = first_queries(config, asked, asked_lengths)
     with whole(True):
-      return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats)
+      return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats, *seen)
 
 
 def evaluate(
@@ -323,8 +327,9 @@ def _rows(tokens: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
   return [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
 
 
-def _inputs(batch: SearchBatch) -> tuple[np.ndarray, ...]:
-  return batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
+def _inputs(batch: SearchBatch, seen: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+  questions = batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
+  return questions if seen is None else (*questions, seen)
 
 
 def first_queries(

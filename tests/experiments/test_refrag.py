@@ -116,7 +116,9 @@ def config(tmp_path_factory):
   config.init, config.data.path = str(llama), str(questions)
   config.data.update({"document_tokens": 32, "prompt_tokens": 64})
   config.memory.d_embed = 64
-  config.rollout.update({"max_hops": 2, "documents_per_hop": 2, "max_query_tokens": 3, "max_answer_tokens": 3})
+  config.rollout.update(
+    {"max_hops": 2, "documents_per_hop": 2, "max_query_tokens": 3, "max_answer_tokens": 3, "distinct": False}
+  )
   config.sft.update({"steps": 2, "max_tokens": 256, "accumulate": 1})
   config.rl.update({"steps": 1, "questions_per_step": 8, "rollouts_per_question": 2, "accumulate": 1})
   config.evaluation.update({"periodic": 1, "final": 3, "batch_size": 8})

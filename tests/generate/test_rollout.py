@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 
 import flax.linen as nn
 import jax
@@ -9,19 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from selfrag_jax.generate.control import control_tokens
+from selfrag_jax.generate.documents import RetrievedDocuments, compact, document_block, unseen
 from selfrag_jax.generate.host_rollout import rollout_on_host
-from selfrag_jax.generate.rollout import (
-  Policy,
-  Queries,
-  RetrievedDocuments,
-  RolloutConfig,
-  block_width,
-  capacity,
-  compact,
-  control_tokens,
-  document_block,
-  rollout,
-)
+from selfrag_jax.generate.rollout import Policy, Queries, RolloutConfig, block_width, capacity, rollout
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import read_transcript, read_transcripts
 from selfrag_jax.mesh import make_mesh
@@ -112,11 +104,12 @@ def first_queries(config: RolloutConfig) -> Queries | None:
   return Queries(*map(jnp.asarray, pad_rows(asked, 10))) if config.first_query == "question" else None
 
 
-def device_rollout(p: Policy, key=0, read=1, repeats=1):
+def device_rollout(p: Policy, key=0, read=1, repeats=1, seen=None):
   """Roll out `read` copies of every prompt, `repeats` times each."""
 
   def retrieve(queries, mask, hop):
-    slots = slots_of(jnp.where(mask, queries, 0), hop, p.config.documents_per_hop)
+    k = p.config.documents_per_search(0 if seen is None else seen.shape[1])
+    slots = slots_of(jnp.where(mask, queries, 0), hop, k)
     return RetrievedDocuments(
       TOKENS[jnp.maximum(slots, 0)], jnp.where(slots >= 0, LENGTHS[jnp.maximum(slots, 0)], 0), slots
     )
@@ -125,15 +118,15 @@ def device_rollout(p: Policy, key=0, read=1, repeats=1):
     flat = Policy(p.model, unstack(p.model, params), p.config, p.control)
     copies = lambda tree: jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), read, axis=0), tree)
     asked = copies((*prompts(), first_queries(p.config)))
-    return rollout(flat, *asked[:2], retrieve, X, key, asked[2], repeats)
+    return rollout(flat, *asked[:2], retrieve, X, key, asked[2], repeats, seen)
 
   return jax.device_get(jax.jit(run)(p.params, jax.random.key(key)))
 
 
 def host_rollout(p: Policy, key=0):
   def retrieve(queries, hop):
-    slots = np.asarray(slots_of(jnp.asarray([[sum(query)] for query in queries]), hop, p.config.documents_per_hop))
-    return [[(int(slot), BODIES[slot]) for slot in row if slot >= 0] for row in slots]
+    slots = slots_of(jnp.asarray([[sum(query)] for query in queries]), hop, p.config.documents_per_search())
+    return [[(int(slot), BODIES[slot]) for slot in row if slot >= 0] for row in np.asarray(slots)]
 
   flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
   return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key), first_queries(p.config)))
@@ -152,20 +145,49 @@ def test_rows_of_one_question_whose_prompt_is_read_once_are_those_of_separate_pr
 
 
 @pytest.mark.parametrize(
-  ("pattern", "k", "hops", "temperature", "first"),
+  ("pattern", "k", "hops", "temperature", "first", "distinct"),
   [
-    ("TM", 1, 2, 0.0, "policy"),
-    ("TM", 2, 0, 1.0, "policy"),
-    ("MT", 3, 1, 1.0, "policy"),
-    ("TM", 2, 2, 1.0, "question"),
+    ("TM", 1, 2, 0.0, "policy", False),
+    ("TM", 2, 0, 1.0, "policy", True),
+    ("MT", 3, 1, 1.0, "policy", False),
+    ("TM", 2, 2, 1.0, "question", False),
+    ("MM", 1, 3, 1.0, "question", True),
   ],
 )
-def test_device_mode_equals_host_mode(pattern, k, hops, temperature, first):
-  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature), first), pattern, SEARCHY)
+def test_device_mode_equals_host_mode(pattern, k, hops, temperature, first, distinct):
+  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature), first, distinct), pattern, SEARCHY)
   device, host = device_rollout(p), host_rollout(p)
   for name in ("tokens", "sampled", "lengths", "slots", "searches", "refused"):
     np.testing.assert_array_equal(getattr(device, name), getattr(host, name), err_msg=name)
   np.testing.assert_allclose(device.log_probs, host.log_probs, atol=1e-5)
+
+
+def test_a_distinct_search_shows_the_best_of_what_the_row_has_not_seen(monkeypatch):
+  """Every query finds the documents 1, 2 and 0, in this order."""
+  order = np.array([1, 2, 0, *[-1] * 9])
+  monkeypatch.setattr(
+    sys.modules[__name__], "slots_of", lambda queries, hop, k: jnp.asarray(np.tile(order[:k], (len(queries), 1)))
+  )
+  seen = jnp.ones((len(QUESTIONS * 4), 1), jnp.int32)  # every prompt shows document 1
+
+  def found(distinct, seen=None):
+    bounds = RolloutConfig(3, 1, 4, 3, SamplingConfig(1.0), "question", distinct)
+    return device_rollout(policy(bounds, "MT", SEARCHY), seen=seen).slots[..., 0]
+
+  again, new, without = found(False), found(True), found(True, seen)
+  assert (again[:, 1] == 1).any()  # some rows ask a second time
+  for slots, best in ((again, [1, 1, 1]), (new, [1, 2, 0]), (without, [2, 0, -1])):
+    np.testing.assert_array_equal(slots, np.where(slots >= 0, best, -1))
+    assert (slots[:, 0] == best[0]).all()
+  assert (new[:, 1] == 2).any()
+
+
+def test_unseen_documents_keep_their_order_and_their_texts():
+  found = RetrievedDocuments(np.arange(12).reshape(1, 4, 3), np.array([[1, 2, 3, 0]]), np.array([[5, 7, 2, -1]]))
+  tokens, lengths, slots = unseen(found, np.array([[-1, 5]]), 2)
+  assert (slots.tolist(), lengths.tolist()) == ([[7, 2]], [[2, 3]])
+  assert tokens.tolist() == [[[3, 4, 5], [6, 7, 8]]]
+  assert unseen(found, np.array([[2, 5, 7]]), 2).slots.tolist() == [[-1, -1]]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from selfrag_jax.tasks.cloze import bridges
 from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
 from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, PassageSearch
 from selfrag_jax.tasks.search_task import NOTICE, SPLITS
-from selfrag_jax.text.chat import COMPACT, document_body
+from selfrag_jax.text.chat import COMPACT, document_body, render_conversation
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,8 @@ def test_a_share_of_the_demonstrations_asks_about_a_sentence_of_a_passage():
     make(numbered(10), cloze=0.6, bridge=0.5)
 
 
-def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
+def rivers_and_towns(gold=lambda i: (i,)):
+  """Thirty questions over towns and rivers; each river flows through the town with its number."""
   towns = [
     Passage(f"t{i}", f"Town {i}", f"Short. In Town {i} the market burned down in {1800 + i} and was built anew.")
     for i in range(15)
@@ -141,7 +142,11 @@ def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
   rivers = [
     Passage(f"r{i}", f"River {i}", f"It flows through the old Town {i} and then into the sea.") for i in range(15)
   ]
-  data = folder([Question(f"q{i}", f"Question {i}?", ("x",), (i,)) for i in range(30)], towns + rivers)
+  return folder([Question(f"q{i}", f"Question {i}?", ("x",), gold(i)) for i in range(30)], towns + rivers)
+
+
+def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
+  data = rivers_and_towns()
   options = SIZES | {"document_tokens": 200, "bridge": 0.5, "prompt_tokens": 500, "max_query_tokens": 60}
   task, asked, n = PassageSearch(data, TOKENIZER, COMPACT, **options), Counter(), 200
   for index in range(n):
@@ -161,10 +166,38 @@ def test_a_share_of_the_demonstrations_reaches_a_passage_by_way_of_another():
       assert queries[1] == f"Town {number}"
   assert binomtest(asked[True], n, 0.5).pvalue > 1e-3
   assert "Question" in task.demonstration("train", 0, "gold", 2)["messages"][1]["content"]
-  first = PassageSearch(data, TOKENIZER, COMPACT, **options, first_query="question").demonstration("sft", 3, "gold", 2)
-  question = first["messages"][1]["content"]
-  if not question.startswith("Question"):
-    assert exchange(first)[0][0] == question
+
+
+def test_a_question_made_of_passages_finds_first_what_names_the_other_or_what_does_not_help():
+  data = rivers_and_towns()
+  options = SIZES | {"document_tokens": 200, "bridge": 1.0, "prompt_tokens": 500, "max_query_tokens": 60}
+  task, missed, n = PassageSearch(data, TOKENIZER, COMPACT, **options, first_query="question"), 0, 200
+  for index in range(n):
+    demonstration = task.demonstration("sft", index, "gold", 3)
+    queries, found, answer = exchange(demonstration)
+    assert queries[0] == demonstration["messages"][1]["content"]
+    number = str(int(answer) - 1800)
+    wanted = [f"River {number}", f"Town {number}"]
+    is_missed = found[0] not in wanted
+    assert [title for title in found if title in wanted] == wanted
+    assert queries[found.index(wanted[1])] == wanted[1]
+    missed += is_missed
+    two = exchange(task.demonstration("sft", index, "gold", 2))[1]
+    assert two[0].startswith("River")  # two searches leave no room for a miss
+    assert two[1] == two[0].replace("River", "Town")
+  assert binomtest(missed, n, MISS_RATE).pvalue > 1e-3
+
+
+def test_no_demonstration_joins_two_passages_that_a_held_out_question_needs():
+  data = rivers_and_towns(gold=lambda i: (15 + i % 15, i % 15))  # question i is the bridge of river i % 15
+  options = SIZES | {"document_tokens": 200, "bridge": 1.0, "prompt_tokens": 500, "max_query_tokens": 60}
+  task = PassageSearch(data, TOKENIZER, COMPACT, **options)
+  held = {
+    int(slot) for split in ("valid", "test") for slot in task.batch(split, range(task.size(split))).gold[:, 0] - 15
+  }
+  made = {int(exchange(task.demonstration("sft", index, "gold", 2))[2]) - 1800 for index in range(200)}
+  assert held
+  assert made == set(range(15)) - held
 
 
 def test_passages_that_name_no_other_one_make_no_bridge():
@@ -268,5 +301,12 @@ def test_demonstrations_begin_with_the_question_where_a_rule_writes_the_first_qu
   assert len(queries) == 3
   assert sorted(found) == sorted(plain[1])  # no passage is shown twice
   task = make(numbered(40), first_query="question")
-  queries, found, _ = exchange(task.demonstration("sft", 5, "random", 2))
-  assert queries[0] in task.texts("sft", [5])
+  for strategy in ("random", "gold"):
+    demonstration = task.demonstration("sft", 5, strategy, 2)
+    [question], queries = task.texts("sft", [5]), exchange(demonstration)[0]
+    assert queries[0] == question
+    ids, mask = render_conversation(TOKENIZER, demonstration, COMPACT)
+    written = TOKENIZER.decode([token for token, bit in zip(ids, mask, strict=True) if bit])
+    assert question not in written  # nobody learns to write what a rule writes
+    assert ids.count(TOKENIZER.special["<|search_start|>"]) == len(queries)
+    assert written.count("<|search_start|>") == len(queries) - 1

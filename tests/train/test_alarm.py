@@ -54,6 +54,28 @@ def test_one_bad_step_and_chance_do_not_set_it_off():
   watch(CollapseAlarm(CONFIG), chance)
 
 
+def test_few_questions_in_a_step_do_not_set_it_off_by_their_noise():
+  """Four questions of which a fifth is answered: without the spread of the steps, one run of ten would stop."""
+  fired = {errors: 0 for errors in (0.0, 3.0)}
+  for seed in range(200):
+    rng = np.random.default_rng(seed)
+    rows = [{"exact_match": rng.beta(0.2, 0.8, 4).mean()} for _ in range(28)]
+    for errors in fired:
+      try:
+        watch(CollapseAlarm(AlarmConfig(errors=errors)), rows)
+      except CollapseError:
+        fired[errors] += 1
+  assert fired[3.0] <= 4
+  assert fired[0.0] >= 15
+
+
+def test_a_collapse_amid_noise_sets_it_off():
+  rng = np.random.default_rng(0)
+  draw = lambda share: {"exact_match": rng.binomial(32, share) / 32}
+  with pytest.raises(CollapseError, match="exact_match"):
+    watch(CollapseAlarm(AlarmConfig()), [draw(0.5) for _ in range(15)] + [draw(0.05) for _ in range(15)])
+
+
 def test_steps_without_a_right_rollout_say_nothing_of_their_likelihood():
   silent = {name: value for name, value in GOOD.items() if name != "right_log_prob"}
   watch(CollapseAlarm(CONFIG), [GOOD] * 10 + [silent, {**GOOD, "right_log_prob": None}] * 20)

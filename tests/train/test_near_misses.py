@@ -14,7 +14,7 @@ from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.losses import advantages
-from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
+from selfrag_jax.train.near_misses import as_whole, behind_searches, near_misses, searches_kept
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores
 
@@ -55,19 +55,25 @@ def test_a_near_miss_found_a_gold_document_first_and_answered_wrongly(runner, pa
   slots[10, 0, 0] = gold[0, 0]  # of another question
   exact = np.zeros(Q * R)
   exact[[2, 8]] = 1
-  rows, missed = near_misses(episodes._replace(host=episodes.host.replace(slots=slots)), exact)
+  rows, missed = near_misses(episodes._replace(host=episodes.host.replace(slots=slots)), exact, 1)
   assert rows.tolist() == [1, 4, 6, 9]
   assert missed.tolist() == [True, True, False, False]
+  # where a rule writes the first query, all rollouts of a question have what it found: the second search counts
+  rows, missed = near_misses(episodes._replace(host=episodes.host.replace(slots=slots)), exact, 2)
+  assert rows.tolist() == [0, 3, 6, 9]
+  assert missed.tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("first", ["question", "policy"])
-def test_rollouts_go_on_behind_their_first_search(runner, params, first):
-  """A rule searches in every row, this policy in none: then a row starts again behind its prompt."""
-  bounds = dataclasses.replace(BOUNDS, first_query=first)
+def test_rollouts_go_on_behind_the_searches_that_are_kept(runner, params, first):
+  """A rule searches in every row, this policy in none: then a row starts again behind what there is."""
+  bounds = dataclasses.replace(BOUNDS, max_hops=3, first_query=first)
   before, made, rows = rolled_out(runner, params, bounds), phase(runner, params, bounds), np.arange(Q) * R
-  prompts = behind_first_search(before, rows, made._width_behind(before.batch), runner.control)
+  kept = searches_kept(bounds)
+  assert made._bounds_behind.max_hops == 3 - kept == (1 if first == "question" else 2)
+  prompts = behind_searches(before, rows, kept, made._width_behind(before.batch), runner.control)
   again = runner.run(params, prompts, made._bounds_behind, jax.random.key(9), repeats=S)
-  whole = as_whole(before, rows, again, runner.control)
+  whole = as_whole(before, rows, kept, again, runner.control)
   assert again.host.tokens.shape[1] == before.host.tokens.shape[1]  # the update reads both at once
   assert (before.host.searches[rows] >= 1).all() == (first == "question")
   for i, transcript in enumerate(whole.transcripts):
@@ -75,7 +81,7 @@ def test_rollouts_go_on_behind_their_first_search(runner, params, first):
     for name in ("tokens", "sampled"):
       np.testing.assert_array_equal(getattr(whole.host, name)[i, :start], getattr(before.host, name)[row, :start])
     np.testing.assert_array_equal(whole.host.slots[i, 0], before.host.slots[row, 0])
-    assert whole.host.searches[i] == again.host.searches[i] + (first == "question") <= BOUNDS.max_hops
+    assert whole.host.searches[i] == again.host.searches[i] + (first == "question") <= bounds.max_hops
     assert not again.host.sampled[i, :start].any()
     if first == "question":
       assert whole.host.tokens[i, start - 1] == runner.control.retrieval_end
@@ -86,6 +92,32 @@ def test_rollouts_go_on_behind_their_first_search(runner, params, first):
   gap = np.abs(np.asarray(sequence_log_probs(MODEL, params, again.host.tokens, inside)) - again.host.log_probs)
   assert again.host.sampled.sum() > Q * S
   assert gap[again.host.sampled].max() < 1e-4
+
+
+def test_what_is_kept_ends_with_what_the_last_kept_search_found(runner, params):
+  before, control = rolled_out(runner, params), runner.control
+  start, found = 2, control.retrieval_end
+  tokens = np.full((Q * R, 12), control.pad)
+  tokens[0, :12] = [found, 1, 5, found, 5, found, 5, found, 1, 1, 1, 1]  # a closing within the prompt is none
+  tokens[3, :6] = [1, 1, 5, found, 5, 1]
+  sampled = np.zeros_like(tokens, bool)
+  sampled[0, 3] = True  # written by the policy, as its text
+  host = before.host.replace(tokens=tokens, sampled=sampled, prompt_lengths=np.full(Q * R, start))
+  for kept, ends in ((1, [6, 4, 2, 2]), (2, [8, 4, 2, 2])):
+    prompts = behind_searches(before._replace(host=host), np.arange(Q) * R, kept, 12, control)
+    assert prompts.lengths.tolist() == ends
+    assert prompts.prompts[0, : ends[0]].tolist() == tokens[0, : ends[0]].tolist()
+
+
+def test_what_a_near_miss_has_seen_is_not_shown_again(runner, params, monkeypatch):
+  bounds, calls = dataclasses.replace(BOUNDS, distinct=True), []
+  made, run = phase(runner, params, bounds), runner.run
+  monkeypatch.setattr(runner, "run", lambda *args, **options: calls.append(options) or run(*args, **options))
+  made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
+  first, again = calls
+  assert "seen" not in first
+  assert again["seen"].shape == (Q, 1)
+  assert set(made.trace()) == {"rollout", "again", "update"}
 
 
 def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monkeypatch):
@@ -103,7 +135,7 @@ def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monk
   monkeypatch.setattr(runner, "score", score)
   monkeypatch.setattr(
     "selfrag_jax.train.phases.refrag.near_misses",
-    lambda episodes, exact: (np.arange(Q) * R + 1, np.array([True, False, True, False])),
+    lambda episodes, exact, kept: (np.arange(Q) * R + 1, np.array([True, False, True, False])),
   )
   monkeypatch.setattr(made, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
   _, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
@@ -144,7 +176,7 @@ def test_near_misses_teach_where_the_rollouts_before_do_not(runner, params, monk
 def test_what_cannot_go_on_is_refused(runner, params):
   with pytest.raises(ValueError, match=r"resample = 1: a rollout alone"):
     RLConfig(resample=1)
-  with pytest.raises(ValueError, match=r"rl\.resample = 2 goes on behind a search: set rollout\.max_hops"):
+  with pytest.raises(ValueError, match=r"rl\.resample = 2 goes on behind search 1: set rollout\.max_hops to 2"):
     Refrag(
       "rl", runner, MODEL, RLConfig(resample=2, questions_per_step=4), RolloutConfig(1, 1, 3, 2),
       mesh=runner.mesh, seed=0, params=params, evaluate=lambda _: {},

@@ -14,12 +14,14 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.tasks.rewards import RewardConfig, search_reward
+from selfrag_jax.tasks.rewards import RAGRewardWeights, RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
+from selfrag_jax.train.experts import demonstrations
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores, evaluate
 
 TASK = TwoHopSearch(n_entities=8, n_relations=2)
@@ -150,6 +152,26 @@ def test_demonstrations_join_the_groups_of_their_questions(runner):
     RLConfig(questions_per_step=3, rollouts_per_question=4, experts=True, accumulate=4)
 
 
+def test_a_demonstration_earns_what_such_a_rollout_would(runner):
+  """Not a constant 1, beside which rollouts that are as good would be pushed down."""
+  asked = TASK.batch("train", np.arange(4))
+  weights = RAGRewardWeights(answer=0.6, relevance=0.3, efficiency=0.1)
+  rewards = RolloutRewards(runner, RewardConfig(terms="weighted", weights=weights), 3)
+  _, earned = demonstrations(TASK, asked, 3, 200, rewards)
+  np.testing.assert_allclose(earned, 0.6 + 0.3 + 0.1 * (1 - 2 / 3), rtol=1e-6)  # both gold documents, two searches
+  missing = asked._replace(gold=np.where(np.arange(2) == 0, asked.gold, (asked.gold + 1) % len(asked.corpus.tokens)))
+  _, half = demonstrations(TASK, missing, 3, 200, rewards)
+  assert (half < earned - 0.1).any()
+  _, right = demonstrations(TASK, asked, 2, 200, RolloutRewards(runner, RewardConfig(), 2))
+  assert right.tolist() == [1] * 4
+  said = [("Oslo", ["Title: Norway\nContent: Its capital is Oslo."]), ("Rome", ["Title: Norway\nContent: None."])]
+  of_texts = RolloutRewards(runner, RewardConfig(terms="weighted", weights=RAGRewardWeights(0, 0, 0, 0, 1)), 1)
+  supported, alone = of_texts.of_right_answers(said, np.zeros(2), np.zeros(2))
+  assert supported > alone
+  with pytest.raises(ValueError, match=r"experts earn as right answers"):
+    RLConfig(experts=True, reward=RewardConfig(terms="weighted", model="runs/reward_model"))
+
+
 def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
   """They are also where a group teaches nothing; without the pull, nothing moves."""
   phase = rl_phase(runner, kl_weight=0.5, kl_on="wrong")
@@ -175,11 +197,13 @@ def test_a_control_is_not_shown_what_it_must_not_know(options):
 def test_a_demonstration_that_is_longer_than_a_rollout_changes_nothing(runner, monkeypatch):
   asked = TASK.batch("train", np.arange(4))
   plain, taught = rl_phase(runner), rl_phase(runner, experts=True)
-  shown = taught._demonstrations(asked.indices, 200)
+  shown, earned = taught._demonstrations(asked, 200)
   assert shown.kept.all()
-  assert not taught._demonstrations(asked.indices, int(shown.lengths.min()) - 1).kept.any()
+  assert not taught._demonstrations(asked, int(shown.lengths.min()) - 1)[0].kept.any()
+  assert earned.tolist() == [1] * 4
   render = taught._demonstrations
-  monkeypatch.setattr(taught, "_demonstrations", lambda *args: render(*args)._replace(kept=np.zeros(4, bool)))
+  too_long = lambda *args: (render(*args)[0]._replace(kept=np.zeros(4, bool)), earned)
+  monkeypatch.setattr(taught, "_demonstrations", too_long)
   (state, metrics), (other, _) = (phase.step(phase.initial_state(), asked) for phase in (taught, plain))
   assert metrics["groups_kept"] == 0
   jax.tree.map(np.testing.assert_array_equal, state.params, other.params)

@@ -19,19 +19,18 @@ from selfrag_jax.mesh import check_batch, gathered, own_rows, spread
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
-from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
-from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
+from selfrag_jax.train.experts import Experts, demonstrations
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss
-from selfrag_jax.train.near_misses import as_whole, behind_first_search, near_misses
+from selfrag_jax.train.near_misses import as_whole, behind_searches, near_misses, searches_kept
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores, first_queries
 from selfrag_jax.train.state import LossSums, TrainState
-from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
+from selfrag_jax.typing import Array, Params, PRNGKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +45,8 @@ class RLConfig(Checked):
   clip_high: Weight = 0.28
   kl_weight: Weight = 0.0  # of the KL to the policy that the phase started from
   kl_on: Literal["all", "wrong"] = "all"  # wrong: rollouts without a right answer alone (DGPO, arXiv 2508.20324)
-  resample: Natural = 0  # rollouts of each question that go on behind the first search of a near miss
-  experts: bool = False  # a demonstration of each question joins its group, as one more rollout that is right
+  resample: Natural = 0  # rollouts of each question that go on behind the policy's first search in a near miss
+  experts: bool = False  # a demonstration of each question joins its group, and earns what such a rollout would
   accumulate: Count = 1
   retriever: Literal["memory", "empty", "random"] = "memory"
   reward: RewardConfig = RewardConfig()
@@ -69,6 +68,8 @@ class RLConfig(Checked):
       raise ValueError(
         "the control permuted takes the answers of another question: reward.model sees the question's own"
       )
+    if self.experts and self.reward.model:
+      raise ValueError("experts earn as right answers, which a reward model may score lower: set one or the other")
     if self.experts:
       check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
 
@@ -76,16 +77,6 @@ class RLConfig(Checked):
   def rows(self) -> int:
     """The number of rollouts of a step."""
     return self.questions_per_step * (self.rollouts_per_question + self.resample)
-
-
-class Experts(NamedTuple):
-  """Demonstrations of the questions, one each, as rollouts: advantages [Q] and arrays [Q, …] as in `Experience`."""
-
-  advantages: ArrayLike
-  kept: ArrayLike
-  lengths: ArrayLike
-  sampled: ArrayLike
-  tokens: ArrayLike
 
 
 class Experience(NamedTuple):
@@ -120,8 +111,12 @@ class Refrag(GradientPhase):
   ):
     check_batch(start["mesh"], config.questions_per_step, "rl.questions_per_step")
     check_batch(start["mesh"], config.rows // config.accumulate, "rollouts of a step / rl.accumulate")
-    if config.resample and rollout.max_hops < 2:
-      raise ValueError(f"rl.resample = {config.resample} goes on behind a search: set rollout.max_hops to 2 or more")
+    self._kept = searches_kept(rollout)
+    if config.resample and rollout.max_hops <= self._kept:
+      raise ValueError(
+        f"rl.resample = {config.resample} goes on behind search {self._kept}: set rollout.max_hops to "
+        f"{self._kept + 1} or more"
+      )
     sampling = rollout.sampling
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1:
       raise ValueError(
@@ -155,8 +150,8 @@ class Refrag(GradientPhase):
     groups, shown = rewards.reshape(-1, repeats), None
     advantage, kept = self._advantages(groups)
     if config.experts:
-      shown = self._demonstrations(batch.indices, episodes.host.tokens.shape[1])
-      with_one, differs = self._advantages(np.append(groups, np.ones_like(groups[:, :1]), axis=1))
+      shown, earned = self._demonstrations(batch, episodes.host.tokens.shape[1])
+      with_one, differs = self._advantages(np.append(groups, earned[:, None], axis=1))
       advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
       kept = np.where(shown.kept, differs, kept)
       shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
@@ -187,18 +182,24 @@ class Refrag(GradientPhase):
   def _try_again(
     self, params: Params, episodes: Episodes, scores: Scores, key: PRNGKey
   ) -> tuple[Rollout, tuple[Any, ...], np.ndarray]:
-    """Let near misses go on behind their first search, as groups of their own.
+    """Let near misses go on behind the policy's first search, as groups of their own.
 
     Returns the rollouts, in host arrays; their advantages, whether they are kept, and whether they are pulled; and the
     questions with a near miss, bool [Q]. The other questions are only there for the shapes.
     """
     runner, config = self._runner, self._config
-    rows, missed = near_misses(episodes, scores.exact_match)
-    prompts = behind_first_search(episodes, rows, self._width_behind(episodes.batch), runner.control)
+    rows, missed = near_misses(episodes, scores.exact_match, self._kept)
+    prompts = behind_searches(episodes, rows, self._kept, self._width_behind(episodes.batch), runner.control)
     again = runner.run(
-      params, prompts, self._bounds_behind, jax.random.fold_in(key, 1), repeats=config.resample, kind=config.retriever
+      params,
+      prompts,
+      self._bounds_behind,
+      jax.random.fold_in(key, 1),
+      repeats=config.resample,
+      kind=config.retriever,
+      seen=np.asarray(episodes.host.slots)[rows, : self._kept].reshape(len(rows), -1),
     )
-    whole = as_whole(episodes, rows, again, runner.control)
+    whole = as_whole(episodes, rows, self._kept, again, runner.control)
     scored = runner.score(whole)
     advantage, kept = self._advantages(self._rewards(whole, scored).reshape(-1, config.resample))
     columns = advantage.reshape(-1), np.repeat(kept & missed, config.resample), self._pulled(scored)
@@ -206,13 +207,14 @@ class Refrag(GradientPhase):
 
   @property
   def _bounds_behind(self) -> RolloutConfig:
-    """The bounds of a rollout that goes on behind its first search."""
-    return dataclasses.replace(self._rollout, max_hops=self._rollout.max_hops - 1, first_query="policy")
+    """The bounds of a rollout that goes on behind the policy's first search."""
+    return dataclasses.replace(self._rollout, max_hops=self._rollout.max_hops - self._kept, first_query="policy")
 
   def _width_behind(self, batch: SearchBatch) -> int:
-    """Return the tokens of a prompt that holds a rollout up to what its first search found."""
+    """Return the tokens of a prompt that holds a rollout up to what the policy's first search found."""
     first = first_queries(self._rollout, batch.questions, batch.question_lengths)
-    return batch.prompts.shape[1] + search_width(self._rollout, batch.corpus.tokens.shape[1], first)
+    width = partial(search_width, self._rollout, batch.corpus.tokens.shape[1])
+    return batch.prompts.shape[1] + sum(width(None if hop else first) for hop in range(self._kept))
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
     """Raise CollapseError if the policy has collapsed."""
@@ -226,24 +228,18 @@ class Refrag(GradientPhase):
     done = programs["rollout"].out_info
     if config.resample:
       behind = batch._replace(prompts=np.zeros((len(batch.lengths), self._width_behind(batch)), np.int32))
-      programs["again"] = trace(behind, self._bounds_behind, repeats=config.resample)
+      seen = np.zeros((len(batch.lengths), self._kept * self._rollout.documents_per_hop), np.int32)
+      programs["again"] = trace(behind, self._bounds_behind, repeats=config.resample, seen=seen)
     of_rows = lambda dtype, *shape: jax.ShapeDtypeStruct((config.rows, *shape), dtype)
     columns: list[Any] = [of_rows(np.float32), of_rows(np.bool_), None if config.kl_on == "all" else of_rows(np.bool_)]
     if config.experts:
-      columns.append(self._demonstrations(batch.indices, done.tokens.shape[1]))
+      columns.append(self._demonstrations(batch, done.tokens.shape[1])[0])
     reference = (state.params,) if config.kl_weight else ()
     rows = jax.tree.map(lambda x: of_rows(x.dtype, *x.shape[1:]), done)
     return programs | {"update": self._trace_update(_experience(rows, *columns), *reference)}
 
-  def _demonstrations(self, indices: np.ndarray, width: int) -> Experts:
-    """Render a demonstration of each question, without an advantage yet; a rollout can be too short for one."""
-    task = self._runner.task
-    made = [task.demonstration("train", int(index), "gold", self._rollout.max_hops) for index in indices]
-    ids, masks = zip(*(render_conversation(task.tokenizer, shown, task.template) for shown in made), strict=True)
-    fits, zeros = np.array([len(row) <= width for row in ids]), np.zeros(len(ids), np.float32)
-    rows = lambda values: pad_rows([row[:width] for row in values], width)
-    tokens, lengths = rows(ids)
-    return Experts(zeros, fits, lengths, rows(masks)[0].astype(bool), tokens)
+  def _demonstrations(self, batch: SearchBatch, width: int) -> tuple[Experts, np.ndarray]:
+    return demonstrations(self._runner.task, batch, self._rollout.max_hops, width, self._score_rewards)
 
   def _count_tokens(self, batch: Experience) -> Array:
     return batch.lengths.sum()
