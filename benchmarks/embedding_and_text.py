@@ -5,7 +5,8 @@
 Every model ranks the passages of each collection, a folder in the layout of BEIR, for all of its questions, and
 predicts the text in windows of 1,024 tokens that do not overlap. The token bag ranks too. A run is a workdir of
 `configs/encoder.py:smollm2_135m`; it is compared, by paired 95 % intervals, with its model as it was before its
-training, fitted to the same passages and questions.
+training, fitted to the same passages and questions. Of several runs that began with the same model and data, the mean
+difference has an interval over other runs and other questions. `--output` keeps nDCG@10 of every question.
 """
 
 import dataclasses
@@ -26,17 +27,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.experiments import encoder as experiment
 from selfrag_jax.experiments.retrieval import score
-from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval, crossed_interval
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.pretrained import load_pretrained, without_appended
 from selfrag_jax.retrieval.beir import Judged, read_beir
 from selfrag_jax.retrieval.dense import DenseRetriever
+from selfrag_jax.storage.arrays import npz_bytes
+from selfrag_jax.storage.atomic import write_bytes_atomic
 
 DATA = flags.DEFINE_multi_string("data", [], "judged collections in the layout of BEIR")
 TEXT = flags.DEFINE_string("text", None, "a text in UTF-8", required=True)
 RUNS = flags.DEFINE_multi_string("run", None, "workdirs of trainings", required=True)
 SCALE = flags.DEFINE_bool("fit_scale", False, "fit scale and weights of every model to the collection that it searches")
 ROUNDED = flags.DEFINE_bool("bfloat16", False, "Round the inputs of products to bfloat16, where that is faster.")
+OUTPUT = flags.DEFINE_string("output", None, "a file .npz for nDCG@10 of every question, by run and collection")
 WINDOWS = flags.DEFINE_integer("windows", None, "score the first so many windows; None: all", lower_bound=1)
 WINDOW = 1024
 
@@ -73,13 +77,24 @@ def main(argv: list[str]) -> None:
     print("token bag, {}: nDCG@10 {:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found)))
   reports = [json.loads((Path(run) / "encoder.json").read_text("utf-8")) for run in RUNS.value]
   before: dict[str, dict[str, np.ndarray]] = {}
+  after: dict[str, dict[str, dict[str, np.ndarray]]] = {}
   for run, config in zip(RUNS.value, (report["config"] for report in reports), strict=True):
     vocab_size = load_pretrained(config["init"]).base_vocab_size  # ids that were appended write nothing
     start = json.dumps([config["init"], config["data"]])  # runs with the same start share its scores
     if start not in before:
       before[start] = scored(f"before {run}", untrained(config), collections, text, vocab_size, {})
     trained = LMEncoder.load(Path(run) / "encoder", dtype="float32")
-    scored(run, trained, collections, text, vocab_size, before[start])
+    after.setdefault(start, {})[run] = scored(run, trained, collections, text, vocab_size, before[start])
+  for start, runs in after.items():
+    for name in collections if len(runs) > 1 else ():
+      gained = np.stack([found[name] for found in runs.values()]) - before[start][name]
+      said = f"{len(runs)} runs from the same start, {name}: {gained.mean():+.3f} to before"
+      print("{} [{:+.3f}, {:+.3f}] over other runs and other questions".format(said, *crossed_interval(gained)))
+  if OUTPUT.value:
+    kept = {f"before {i}": found for i, found in enumerate(before.values())}
+    kept |= {Path(run).name: found for runs in after.values() for run, found in runs.items()}
+    arrays = {f"{run}: {name}": found for run, each in kept.items() for name, found in each.items()}
+    write_bytes_atomic(Path(OUTPUT.value), npz_bytes(arrays))
 
 
 def scored(

@@ -56,7 +56,7 @@ def main(_) -> None:
     width = rollout.max_query_tokens
     embedded = np.asarray(embed(runner.encoder.params, *pad_rows(queries, width)))
     slots = [
-      search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_hop).slots[0]
+      search_numpy(part(memory, group), embedded[i : i + 1], rollout.documents_per_search()).slots[0]
       for i, group in enumerate(groups)
     ]
     first = groups * (len(memory.valid) // len(groups))

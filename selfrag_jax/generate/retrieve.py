@@ -33,7 +33,8 @@ def make_retrieve(
   """Return the traced retriever of a batch.
 
   `memory` embeds the query and searches the row's group. The controls: `empty` finds nothing; `random` finds documents
-  of the group independently of the query; `oracle` returns the gold document of the hop, whatever the query.
+  of the group independently of the query; `oracle` returns the gold document of the hop, whatever the query, and the
+  last one again, which a distinct search leaves out.
   """
   sharded = mesh if mesh is not None and mesh.size > 1 else None
 

@@ -53,7 +53,10 @@ def bridge_question(
       said = name.sub("…", naming[rng.integers(len(naming))])
       if answer not in said:
         return Question("", BRIDGE.format(sentence=sentence, named=said), (answer,), (first, second))
-  raise ValueError(f"{len(pairs)} passages that name another one have no such sentences: set data.bridge = 0")
+  raise ValueError(
+    f"{len(pairs)} passages that name another one, without those of held-out questions, have no such sentences: "
+    "set data.bridge = 0"
+  )
 
 
 def bridges(names: Sequence[str], texts: Sequence[str]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, Literal
 
 import numpy as np
@@ -125,9 +125,10 @@ class PassageSearch:
     self.unanswered_questions = data.unanswered
     self._parts = self._split(parts, fold)
     self._texts = [document["content"] for document in self.documents]
-    needed = [set(question.gold) for split in ("valid", "test") for question in self._parts[split]]
+    held_out = [question.gold for split in ("valid", "test") for question in self._parts[split]]
+    needed = {pair for gold in held_out for pair in permutations(gold, 2)}
     pairs = bridges(self._names, self._texts) if bridge else []
-    self._bridges = [pair for pair in pairs if not any(gold.issuperset(pair) for gold in needed)]
+    self._bridges = [pair for pair in pairs if pair not in needed]
     self._epochs = {
       split: ShuffledEpochs(self._parts[split], seed, EPOCH_STREAM, SPLITS.index(split)) for split in ("sft", "train")
     }
@@ -320,8 +321,9 @@ class PassageSearch:
 
   def _found_for_made(self, made: Question, max_hops: int, rng: np.random.Generator) -> int:
     """Return the passage that a demonstration finds for a question that is made of passages."""
-    is_missed = len(made.gold) < max_hops and rng.random() < MISS_RATE
-    return self._most_similar(made.text, self._others(made.gold)) if is_missed else made.gold[0]
+    wrong = self._others(made.gold)
+    is_missed = wrong and len(made.gold) < max_hops and rng.random() < MISS_RATE
+    return self._most_similar(made.text, wrong) if is_missed else made.gold[0]
 
   def _most_similar(self, query: str, passages: set[int]) -> int:
     """Return the passage that shares the most and the rarest words with a query; the first of equals."""

@@ -269,6 +269,18 @@ def test_a_folder_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path, m
     wait(lambda: 'outcome="loaded"} 1.0' in made.get("/metrics").text)
 
 
+def test_each_version_that_cannot_be_loaded_is_told(tmp_path, monkeypatch):
+  base, versions = knowledge.KnowledgeBase("facts", str(build(tmp_path / "facts"))), iter("aab")
+
+  def broken(folder):
+    raise OSError("no")
+
+  monkeypatch.setattr(knowledge, "version", lambda folder: next(versions))
+  monkeypatch.setattr(knowledge, "load", broken)
+  assert [base.refresh() for _ in range(3)] == ["failed", None, "failed"]
+  base.close()
+
+
 def test_a_knowledge_base_that_is_rebuilt_is_served_until_the_new_one_is_there(tmp_path):
   folder = build(tmp_path / "facts")
   with client(knowledge_bases=(f"facts={folder}",), settings={"reload_seconds": 0.05}) as made:

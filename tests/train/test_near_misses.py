@@ -112,11 +112,23 @@ def test_what_is_kept_ends_with_what_the_last_kept_search_found(runner, params):
 def test_what_a_near_miss_has_seen_is_not_shown_again(runner, params, monkeypatch):
   bounds, calls = dataclasses.replace(BOUNDS, distinct=True), []
   made, run = phase(runner, params, bounds), runner.run
-  monkeypatch.setattr(runner, "run", lambda *args, **options: calls.append(options) or run(*args, **options))
+
+  def noted(*args, **options):
+    """Rollouts of which the second of each question is tried again, behind a first search that found 7 + question."""
+    calls.append(options)
+    done = run(*args, **options)
+    slots = np.arange(len(done.host.slots)).reshape(-1, done.repeats) // done.repeats + 7
+    shown = np.where(np.arange(done.repeats) == 1, slots, 0).reshape(-1, 1, 1) + np.zeros_like(done.host.slots)
+    return done._replace(host=done.host.replace(slots=shown)) if len(calls) == 1 else done
+
+  monkeypatch.setattr(runner, "run", noted)
+  monkeypatch.setattr(
+    "selfrag_jax.train.phases.refrag.near_misses", lambda *_: (np.arange(Q) * R + 1, np.ones(Q, bool))
+  )
   made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
   first, again = calls
   assert "seen" not in first
-  assert again["seen"].shape == (Q, 1)
+  np.testing.assert_array_equal(again["seen"], [[7], [8], [9], [10]])
   assert set(made.trace()) == {"rollout", "again", "update"}
 
 

@@ -172,6 +172,20 @@ def test_a_demonstration_earns_what_such_a_rollout_would(runner):
     RLConfig(experts=True, reward=RewardConfig(terms="weighted", model="runs/reward_model"))
 
 
+def test_a_demonstration_that_is_worse_than_the_rollouts_is_left_alone(runner, monkeypatch):
+  """Its ratio stays at 1: nothing would bound how improbable a negative advantage makes it."""
+  phase, batches = rl_phase(runner, experts=True), []
+  monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
+  monkeypatch.setattr(phase, "_score_rewards", SimpleNamespace(of_right_answers=lambda *_: np.array([0, 0, 1, 1.0])))
+  monkeypatch.setattr(phase, "_rewards", lambda episodes, scores: np.full(8, 0.5, np.float32))
+  phase.step(phase.initial_state(), TASK.batch("train", np.arange(4)))
+  [batch] = batches
+  worse, better = batch.experts.advantages[:2], batch.experts.advantages[2:]
+  assert (worse == 0).all()
+  assert (better > 0).all()
+  assert (batch.advantages.reshape(4, 2)[:2] > 0).all()
+
+
 def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
   """They are also where a group teaches nothing; without the pull, nothing moves."""
   phase = rl_phase(runner, kl_weight=0.5, kl_on="wrong")

@@ -52,12 +52,13 @@ class KnowledgeBase:
 
     A version that cannot be loaded is told in the log, once; the old one stays.
     """
+    is_new = False
     try:
       if is_new := (newest := version(self._folder)) not in (self._seen, ""):
         self._seen = newest
         self._retriever = load(self._folder)
     except Exception as error:  # whatever is wrong with the new one, the old one can be searched
-      if (failure := printable(str(error))) == self._failure:  # a folder that stays unreadable
+      if (failure := printable(str(error))) == self._failure and not is_new:  # a folder that stays unreadable
         return None
       self._failure = failure
       logging.error("knowledge base %s: the new version was not loaded: %s", self.name, failure)

@@ -154,7 +154,8 @@ class Refrag(GradientPhase):
       with_one, differs = self._advantages(np.append(groups, earned[:, None], axis=1))
       advantage = np.where(shown.kept[:, None], with_one[:, :repeats], advantage)
       kept = np.where(shown.kept, differs, kept)
-      shown = shown._replace(advantages=with_one[:, -1], kept=shown.kept & differs)
+      # one that is worse than the rollouts is left alone: its ratio is 1, and no clipping would bound its fall
+      shown = shown._replace(advantages=np.maximum(with_one[:, -1], 0), kept=shown.kept & differs)
     told: dict[str, np.ndarray] = {"reward": rewards, "groups_kept": kept, **scores._asdict()}
     columns = advantage.reshape(-1), np.repeat(kept, repeats), self._pulled(scores)
     if config.resample:
