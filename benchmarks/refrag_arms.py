@@ -165,7 +165,7 @@ def as_in_memory(experiment: refrag.Experiment, documents: Sequence[Document]) -
 def row(name: str, scores: Found, first: np.ndarray) -> str:
   """Format the recall of an arm, its difference to the first one's, and the scores of its answers."""
   found = scores["all_gold"]
-  line = "{:36}{:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found))
+  line = "{:48}{:.3f} [{:.3f}, {:.3f}]".format(name, found.mean(), *bootstrap_interval(found))
   line += "  {:+.3f} [{:+.3f}, {:+.3f}]".format((found - first).mean(), *bootstrap_difference(found, first))
   for field in ANSWERS:
     if field in scores:
@@ -198,9 +198,8 @@ def table(folds: Sequence[Path], chosen: Sequence[str]) -> str:
   after: Mapping[str, Found] = {name: read(name) for name in done}
   first = rows[MEMORY]["all_gold"]
   lines = [f"{len(first)} questions of {len(folds)} folds", ""]
-  lines += [
-    f"{'':36}all gold found        to the one search        exact match           F1                    searches valid"
-  ]
+  of_answers = f"{'exact match':22}{'F1':20}{'searches':>10}{'valid':>8}"
+  lines += [f"{'':48}{'all gold found':22}{'to the one search':25}{of_answers}"]
   lines += [row(name, scores, first) for name, scores in {**rows, **after}.items()]
   lines += ["", "after - before the reinforcement, and the smallest effect that would be seen with a power of .8"]
   return "\n".join(lines + [gain(name, rows[BEFORE], scores) for name, scores in after.items()])

@@ -349,14 +349,15 @@ def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path)
   first = start_arms(config, tmp_path, *chosen)
   assert first.returncode == 0, first.stderr[-2000:]
   table = first.stdout[first.stdout.index("6 questions of 2 folds") :].splitlines()
-  names = [line[:36].rstrip() for line in table[3:-4]]
+  names = [line[:48].rstrip() for line in table[3:-4]]
   assert names[:2] == ["BM25", "token-bag"]
+  assert "one search of the memory, second query by rule" in names
   assert names[-4:] == ["one search of the memory", "demonstrations only", "evidence", "experts"]
   assert [line.partition(":")[0] for line in table[-2:]] == ["evidence", "experts"]
   # every question is in one fold at most, so that the two are joined
   scores = [read_npz(tmp_path / f"fold{fold}" / "evidence.npz") for fold in (0, 1)]
   mean = np.concatenate([part["all_gold"] for part in scores]).mean()
-  assert f"{'evidence':36}{mean:.3f} " in first.stdout
+  assert f"{'evidence':48}{mean:.3f} " in first.stdout
   assert (tmp_path / "fold1" / "experts" / "report.html").exists()
 
   kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("fold*/*.npz")}
@@ -365,6 +366,14 @@ def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path)
   assert again.stdout[again.stdout.index("6 questions") :].splitlines() == table  # from the checkpoints
   changed = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
   assert changed == {tmp_path / "fold1" / "experts.npz"}
+
+  # an arm can be put into the table of expectations, with the demonstrations that it started from
+  script = Path(__file__).resolve().parents[2] / "benchmarks" / "expectations.py"
+  command = [sys.executable, str(script), f"--refrag={tmp_path / 'fold0' / 'evidence'}", "--questions=3", "--repeats=1"]
+  told = subprocess.run(command, capture_output=True, text=True, timeout=600)
+  assert told.returncode == 0, told.stderr[-2000:]
+  [times] = re.findall(r"\| \| T \| - \| 1 \| (\d+\.\d) \|", told.stdout)
+  assert float(times) > 1
 
   other = start_arms(config, tmp_path, *chosen, "--config.rl.optimizer.learning_rate=0.5")
   assert other.returncode == 1
