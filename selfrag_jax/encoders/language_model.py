@@ -175,7 +175,7 @@ class LMEncoder(TextEncoder):
   def _states(self, rows: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
     params = {**self.params, "weights": weights}
     embed = lambda *batch: fetch(pooled(self.config, params, *batch))
-    return embed_by_length(rows, embed, self.width, self._rounded)
+    return embed_by_length(rows, embed, 2 * self.config.d_model, self._rounded)
 
   def query_params(self, params: Params) -> Params:
     return {**params, "mean": params["query_mean"]}

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from selfrag_jax.checked import Checked, Count
+from selfrag_jax.checked import Checked, Count, Share
 from selfrag_jax.encoders.base import TokenEncoder
+from selfrag_jax.encoders.hybrid import HybridLMEncoder
 from selfrag_jax.encoders.language_model import LMEncoder
 from selfrag_jax.encoders.token_bag import TokenBagEncoder
 from selfrag_jax.generate.control import ControlTokens, control_tokens
@@ -51,10 +52,11 @@ SAMPLE = 64  # questions of the training to which a language model is fitted
 class MemoryConfig(Checked):
   """The memory inside a rollout: how documents are embedded, stored and searched."""
 
-  d_embed: Count = 128  # of the token bag; a language model embeds in its own width
+  d_embed: Count = 128  # of the token bag, and of the words beside a language model, which has a width of its own
   encoder: Literal["token_bag", "lm"] = "token_bag"
   dtype: Literal["float32", "bfloat16", "int8"] = "float32"
   method: Literal["exact", "approx"] = "exact"
+  words: Share = 0.0  # of the score: the words that query and document share, beside a language model's vectors
   fit_scale: bool = False  # and weights, of a language model that brings its constants: to the documents searched
 
 
@@ -107,6 +109,12 @@ class RolloutRunner:
   ):
     if memory.fit_scale and not constants:
       raise ValueError("memory.fit_scale is for encoder = lm and an encoder as init: all others are fitted anyway")
+    if memory.words and memory.encoder != "lm":
+      raise ValueError(
+        "memory.words counts words beside a language model: set memory.encoder = lm, which token_bag is not"
+      )
+    if memory.words and constants and not memory.fit_scale:
+      raise ValueError("memory.words weighs words by the documents: set memory.fit_scale, too")
     if memory.encoder == "lm" and encoder_params is None:
       raise ValueError("memory.encoder is lm, but a model from scratch embeds nothing yet: set init, or use token_bag")
     self.task, self.model, self.memory_config, self.mesh = task, model, memory, mesh
@@ -227,10 +235,12 @@ class RolloutRunner:
 
   def _make_encoder(self, params: Params | None) -> TokenEncoder:
     tokenizer = self.task.tokenizer
+    words, width = self.memory_config.words, self.memory_config.d_embed
     if self.memory_config.encoder == "lm" and params is not None:
-      return LMEncoder(self.model, params, tokenizer)
+      hybrid = partial(HybridLMEncoder, words=words, word_width=width)
+      return (hybrid if words else LMEncoder)(self.model, params, tokenizer)
     special = tuple(tokenizer.special.values())
-    return TokenBagEncoder(self.memory_config.d_embed, self.model.padded_vocab, tokenizer.encode, special)
+    return TokenBagEncoder(width, self.model.padded_vocab, tokenizer.encode, special)
 
   def _fit_encoder(self) -> None:
     self.encoder.fit_tokens(self._training_keys)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jsonschema
 import numpy as np
 import pytest
@@ -237,6 +238,35 @@ def test_the_scale_of_an_encoder_is_fitted_to_the_passages_that_are_searched(con
   np.testing.assert_allclose(found[True].constants["weights"], expected, rtol=1e-6)
   states = np.asarray(pooled(encoder.config, found[True].params, corpus.keys, corpus.key_lengths))
   np.testing.assert_allclose(found[True].constants["scale"], 1 / states.std(axis=0), rtol=1e-3)
+
+
+def test_words_count_beside_the_vectors_of_a_language_model_in_the_compiled_rollout(config, tmp_path):
+  encoder = LMEncoder.load(config["init"])
+  encoder.fit(["The Rhine flows here.", "Ada was born there.", "Others were not."])
+  encoder.save(tmp_path / "encoder", encoder.params)
+  found, rollouts = {}, {}
+  for words in (0.0, 0.5):
+    memory = {**config["memory"], "encoder": "lm", "fit_scale": True, "words": words, "d_embed": 512}
+    experiment = build({**config, "init": str(tmp_path / "encoder"), "memory": memory})
+    runner, task = experiment.runner, experiment.task
+    indices = np.arange(8) % task.size("test")  # a question for each device
+    batch = task.batch("test", indices)
+    found[words] = np.asarray(runner.memory(task.corpus).embeddings)
+    with jax.set_mesh(experiment.mesh):
+      episodes = runner.run(experiment.base_params, batch, experiment.rollout, jax.random.key(0))
+    rollouts[words] = episodes.host.slots
+    expected = search_numpy(
+      runner.memory(task.corpus), runner.encoder.for_queries(task.texts("test", indices)), 3
+    ).slots
+    np.testing.assert_array_equal(runner.search(batch, 3), expected)
+    assert set(experiment.rl_phase(experiment.base_params).trace()) == {"rollout", "update"}
+  alone, both = (embedded @ embedded.T for embedded in found.values())
+  width = 2 * experiment.model.d_model
+  assert found[0.5].shape[1] == width + 512
+  np.testing.assert_allclose(found[0.5][:, :width], 0.5**0.5 * found[0.0], atol=1e-5)
+  assert np.abs(both - alone).max() > 0.1
+  assert (rollouts[0.0] >= 0).any()
+  assert (rollouts[0.5] >= 0).any()
 
 
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):

@@ -25,6 +25,8 @@ def changed(variant, changes):
     ({"memory.dtype": "float"}, r"config\.memory\.dtype is 'float'; one of float32, bfloat16, int8"),
     ({"memory.d_embed": 0}, r"memory\.d_embed is 0"),
     ({"memory.fit_scale": True}, r"memory\.fit_scale is for encoder = lm and an encoder as init"),
+    ({"memory.words": 0.5}, r"memory\.words counts words beside a language model: set memory\.encoder = lm"),
+    ({"memory.words": 1.5}, r"config\.memory\.words is 1\.5"),
     ({"evaluation.periodic": 0}, r"config\.evaluation\.periodic is 0; it must be a whole number, at least 1"),
     ({"data.name": "three_hop"}, r"config\.data\.name is 'three_hop'; one of two_hop, passages"),
     ({"sft_gold.max_tokens": 20}, r"a demonstration of \d+ tokens exceeds sft_gold\.max_tokens = 20"),
