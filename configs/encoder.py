@@ -15,8 +15,8 @@ contrasts all.
 `smollm2_135m` trains a language model to embed and to write, by both losses on the same documents: one set of weights
 writes a query, embeds it, and reads what it finds. `--config.encoder.contrastive_weight=0` is the control.
 `--config.data.unlabelled=FOLDER,FOLDER` also learns the passages of collections that have no questions (a folder with a
-corpus.jsonl each): a sentence that is taken out of a passage asks for the rest. docs/retrieval.md has what two seeds
-gained by it, on two collections.
+corpus.jsonl each): a sentence that is taken out of a passage asks for the rest. docs/retrieval.md has what three
+seeds gained by it, on two collections.
 """
 
 from typing import Any
