@@ -1,12 +1,12 @@
+from .control import ControlTokens as ControlTokens
+from .control import control_tokens as control_tokens
 from .engine import Engine as Engine
 from .generation import Generation as Generation
 from .generation import GenerationSettings as GenerationSettings
 from .host_rollout import rollout_on_host as rollout_on_host
 from .retrieve import make_retrieve as make_retrieve
-from .rollout import ControlTokens as ControlTokens
 from .rollout import Rollout as Rollout
 from .rollout import RolloutConfig as RolloutConfig
-from .rollout import control_tokens as control_tokens
 from .sampling import SamplingConfig as SamplingConfig
 from .sampling import sample as sample
 from .tools import Calculator as Calculator
