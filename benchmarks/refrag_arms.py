@@ -159,7 +159,13 @@ def as_in_memory(experiment: refrag.Experiment, documents: Sequence[Document]) -
   task: Any = experiment.task
   vectors, ask = np.asarray(experiment.runner.memory(task.corpus).embeddings), experiment.runner.encoder.for_queries
   stored = {document.text: vector for document, vector in zip(documents, vectors, strict=False)}
-  return lambda texts: np.stack([stored[text] if text in stored else ask([text])[0] for text in texts])
+
+  def embed(texts: Sequence[str]) -> np.ndarray:
+    asked = list(dict.fromkeys(text for text in texts if text not in stored))
+    known = stored | dict(zip(asked, ask(asked) if asked else [], strict=True))
+    return np.stack([known[text] for text in texts])
+
+  return embed
 
 
 def row(name: str, scores: Found, first: np.ndarray) -> str:

@@ -31,7 +31,7 @@ class HybridLMEncoder(LMEncoder):
     return super().width + self._word_width
 
   def _weights(self, rows: Iterable[Sequence[int]], n: int) -> np.ndarray:
-    kept = list(rows)
+    kept = list(rows)  # both are weighed whenever the weights are fitted, over the same texts
     self.params = {**self.params, "words": fit_words(self.params["words"], self.tokenizer, kept, n)}
     return super()._weights(kept, n)
 

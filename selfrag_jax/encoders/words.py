@@ -4,6 +4,9 @@ A piece counts by the square root of its inverse document frequency, so that one
 frequency itself, and by BM25's saturation: ten of them are hardly more than three. Each piece has a few random places
 and signs in a vector (a sparse Johnson-Lindenstrauss transform, Kane & Nelson 2014, arXiv 1012.1577), so that inner
 products stay what they are, up to noise. `embed` is pure and works inside a compiled decode loop.
+
+`token_bag.py` projects by a full matrix, which for a vocabulary of 49,152 and 2,048 dimensions would hold 400 MB, and
+knows neither pieces nor saturation: what was trained on its vectors, and what is stored with them, must not change.
 """
 
 from collections.abc import Iterable, Sequence

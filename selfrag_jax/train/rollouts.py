@@ -110,9 +110,7 @@ class RolloutRunner:
     if memory.fit_scale and not constants:
       raise ValueError("memory.fit_scale is for encoder = lm and an encoder as init: all others are fitted anyway")
     if memory.words and memory.encoder != "lm":
-      raise ValueError(
-        "memory.words counts words beside a language model: set memory.encoder = lm, which token_bag is not"
-      )
+      raise ValueError("memory.words counts words beside a language model: set memory.encoder = lm")
     if memory.words and constants and not memory.fit_scale:
       raise ValueError("memory.words weighs words by the documents: set memory.fit_scale, too")
     if memory.encoder == "lm" and encoder_params is None:

@@ -1,7 +1,6 @@
 """REFRAG on a tiny folder of questions and passages: a pretrained policy, supervision, reinforcement, a report.
 
-The policy is a Llama whose next token follows from its last one: it searches for `Velden` as often as it may, then
-answers `Mulder`, or `Rhine` at times when it samples. So every figure of the report is known.
+Every token of the policy is known (see `few_towns.py`), and so is every figure of the report.
 """
 
 import csv
@@ -11,50 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import jsonschema
 import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.refrag import get_config
-from selfrag_jax.encoders.language_model import LMEncoder, pooled
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.refrag import bm25, build, dry_run, evaluate, load_policy, run, value_names
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.storage.arrays import read_npz
-from selfrag_jax.tasks.passages import INSTRUCTION
 from selfrag_jax.text.chat import document_body
-from selfrag_jax.text.tokenizer import BPETokenizer
+from tests.experiments.few_towns import PASSAGES, SLOTS, small_config
 
-# a person, the town of birth, its mayor, its river
-TOWNS = [
-  ("Ada", "Velden", "Smit", "Rhine"),
-  ("Bruno", "Arcen", "Jansen", "Meuse"),
-  ("Clara", "Doorn", "Bakker", "Rhine"),
-  ("Dirk", "Elst", "Visser", "Rhine"),
-  ("Emma", "Goor", "Mulder", "Meuse"),
-  ("Fred", "Heino", "Dekker", "Rhine"),
-]
-PASSAGES = {person: f"{person} was born in {town}." for person, town, _, _ in TOWNS}
-PASSAGES |= {town: f"{town} is governed by {mayor} beside the {river}." for _, town, mayor, river in TOWNS}
-SLOTS = {title: slot for slot, title in enumerate(PASSAGES)}
-# question, answer, gold passages: the first six name their second passage only, the others both
-QUESTIONS = [(f"Which stream passes the birthplace of {who}?", river, [who, town]) for who, town, _, river in TOWNS]
-QUESTIONS += [(f"Who rules {town}, where {who} was born?", mayor, [town, who]) for who, town, mayor, _ in TOWNS]
-TOO_LONG = ("Which stream, " + "if there is one, " * 20 + "passes Velden?", "Rhine", ["Velden"])
-
-FOLLOWS = {
-  "<|search_start|>": {"Velden": 10},
-  "Velden": {"<|search_end|>": 10},
-  "<|answer_start|>": {"Mulder": 10, "Rhine": 9.75},
-  "Mulder": {"<|answer_end|>": 10},
-  "Rhine": {"<|answer_end|>": 10},
-}
 # the lines of the report, with the policy that each is about and how often it may search
 LINES = {
   "base": ("base", 2),
@@ -67,63 +35,9 @@ LINES = {
 }
 
 
-def write_questions(folder):
-  """Write the files of HotpotQA."""
-  records, qrels = [], ["query-id\tcorpus-id\tscore"]
-  for number, (question, answer, gold) in enumerate([*QUESTIONS, TOO_LONG]):
-    facts = [[title, 0] for title in gold]
-    records.append({"_id": f"q{number}", "question": question, "answer": answer, "supporting_facts": facts})
-    qrels += [f"q{number}\t{title}\t1" for title in gold]
-  corpus = [json.dumps({"_id": title, "title": title, "text": text}) for title, text in PASSAGES.items()]
-  (folder / "corpus.jsonl").write_text("\n".join(corpus))
-  (folder / "questions.json").write_text(json.dumps(records))
-  (folder / "qrels.tsv").write_text("\n".join(qrels))
-
-
-def write_llama(folder):
-  """Write a byte-level BPE with the tokens of ChatML, and a Llama that follows `FOLLOWS` and else opens a search."""
-  tokenizer = Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  alphabet, control = pre_tokenizers.ByteLevel.alphabet(), ["<|im_start|>", "<|im_end|>"]
-  trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=control, initial_alphabet=alphabet, show_progress=False)
-  questions = [question for question, _, _ in QUESTIONS]
-  tokenizer.train_from_iterator(9 * [INSTRUCTION, *PASSAGES.values(), *questions, "Velden", "Mulder", "Rhine"], trainer)
-  tokenizer.save(str(folder / "tokenizer.json"))
-  ours = BPETokenizer.from_folder(folder)
-
-  def id_of(token):
-    [only] = [ours.special[token]] if token in ours.special else ours.encode(token)
-    return only
-
-  torch.manual_seed(0)
-  sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-  model = LlamaForCausalLM(LlamaConfig(vocab_size=ours.vocab_size, **sizes))
-  embed, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
-  embed[:, 0] += 1
-  head[id_of("<|search_start|>"), 0] += 4
-  for dimension, (token, following) in enumerate(FOLLOWS.items(), 1):
-    embed[id_of(token), dimension] += 1
-    for next_token, weight in following.items():
-      head[id_of(next_token), dimension] += weight
-  model.save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-  questions, llama = tmp_path_factory.mktemp("questions"), tmp_path_factory.mktemp("llama")
-  write_questions(questions)
-  write_llama(llama)
-  config = get_config("smollm2_135m")
-  config.init, config.data.path = str(llama), str(questions)
-  config.data.update({"document_tokens": 32, "prompt_tokens": 64})
-  config.memory.d_embed = 64
-  config.rollout.update(
-    {"max_hops": 2, "documents_per_hop": 2, "max_query_tokens": 3, "max_answer_tokens": 3, "distinct": False}
-  )
-  config.sft.update({"steps": 2, "max_tokens": 256, "accumulate": 1})
-  config.rl.update({"steps": 1, "questions_per_step": 8, "rollouts_per_question": 2, "accumulate": 1})
-  config.evaluation.update({"periodic": 1, "final": 3, "batch_size": 8})
-  return config.to_dict()
+  return small_config(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="module")
@@ -213,60 +127,6 @@ def test_one_search_for_the_questions_finds_what_numpy_finds(experiment):
   expected = search_numpy(memory, asked, 4).slots
   np.testing.assert_array_equal(runner.search(batch, 4), expected)
   assert len({tuple(row) for row in expected.tolist()}) > 1  # it depends on the question
-
-
-def test_the_scale_of_an_encoder_is_fitted_to_the_passages_that_are_searched(config, tmp_path):
-  encoder = LMEncoder.load(config["init"])
-  encoder.fit(["The Rhine flows here.", "Ada was born there.", "Others were not."])
-  encoder.save(tmp_path / "encoder", encoder.params)
-  memory = {**config["memory"], "encoder": "lm"}
-  found = {}
-  for fitted in (False, True):
-    given = {**config, "init": str(tmp_path / "encoder"), "memory": {**memory, "fit_scale": fitted}}
-    experiment = build(given)
-    runner, corpus = experiment.runner, experiment.task.corpus
-    runner.memory(corpus)
-    found[fitted] = runner.encoder
-    np.testing.assert_array_equal(runner.encoder.constants["mean"], encoder.constants["mean"])
-  for name in ("scale", "weights"):
-    np.testing.assert_array_equal(found[False].constants[name], encoder.constants[name])
-    assert not np.allclose(found[True].constants[name], encoder.constants[name], rtol=0.1)
-  keys = [set(key[:n].tolist()) for key, n in zip(corpus.keys, corpus.key_lengths, strict=True)]
-  having = np.array([sum(i in key for key in keys) for i in range(encoder.config.vocab_size)])
-  expected = np.log(1 + (len(keys) - having + 0.5) / (having + 0.5))
-  expected[list(encoder.tokenizer.special.values())] = 0
-  np.testing.assert_allclose(found[True].constants["weights"], expected, rtol=1e-6)
-  states = np.asarray(pooled(encoder.config, found[True].params, corpus.keys, corpus.key_lengths))
-  np.testing.assert_allclose(found[True].constants["scale"], 1 / states.std(axis=0), rtol=1e-3)
-
-
-def test_words_count_beside_the_vectors_of_a_language_model_in_the_compiled_rollout(config, tmp_path):
-  encoder = LMEncoder.load(config["init"])
-  encoder.fit(["The Rhine flows here.", "Ada was born there.", "Others were not."])
-  encoder.save(tmp_path / "encoder", encoder.params)
-  found, rollouts = {}, {}
-  for words in (0.0, 0.5):
-    memory = {**config["memory"], "encoder": "lm", "fit_scale": True, "words": words, "d_embed": 512}
-    experiment = build({**config, "init": str(tmp_path / "encoder"), "memory": memory})
-    runner, task = experiment.runner, experiment.task
-    indices = np.arange(8) % task.size("test")  # a question for each device
-    batch = task.batch("test", indices)
-    found[words] = np.asarray(runner.memory(task.corpus).embeddings)
-    with jax.set_mesh(experiment.mesh):
-      episodes = runner.run(experiment.base_params, batch, experiment.rollout, jax.random.key(0))
-    rollouts[words] = episodes.host.slots
-    expected = search_numpy(
-      runner.memory(task.corpus), runner.encoder.for_queries(task.texts("test", indices)), 3
-    ).slots
-    np.testing.assert_array_equal(runner.search(batch, 3), expected)
-    assert set(experiment.rl_phase(experiment.base_params).trace()) == {"rollout", "update"}
-  alone, both = (embedded @ embedded.T for embedded in found.values())
-  width = 2 * experiment.model.d_model
-  assert found[0.5].shape[1] == width + 512
-  np.testing.assert_allclose(found[0.5][:, :width], 0.5**0.5 * found[0.0], atol=1e-5)
-  assert np.abs(both - alone).max() > 0.1
-  assert (rollouts[0.0] >= 0).any()
-  assert (rollouts[0.5] >= 0).any()
 
 
 def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):

@@ -14,7 +14,7 @@ from selfrag_jax.metrics.statistics import wilson_interval
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.train.load import load_reward_model
-from tests.experiments.test_refrag import write_llama, write_questions
+from tests.experiments.few_towns import write_llama, write_questions
 
 TINY = {
   "mesh.data": 1, "mesh.fsdp": 8, "model.block_pattern": "MT", "model.n_layers": 2, "model.d_model": 32,
