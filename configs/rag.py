@@ -31,7 +31,12 @@ from selfrag_jax.experiments import rag
 from selfrag_jax.settings import full_config
 
 # window: the tokens that an `L` layer sees; a pattern without `L` needs none
-PATTERNS = {"hybrid": {"block_pattern": "MMT"}, "transformer": {"block_pattern": "LLT", "window": 32}}
+PATTERNS = {
+  "hybrid": {"block_pattern": "MMT"},
+  "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False},
+}
+# of phases `choose` and `rag`: layers of a window choose by the relation alone for 600 steps, those of a state for 200
+STEPS = {"hybrid": (400, 1650), "transformer": (1000, 1200), "mamba": (400, 1650)}
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
@@ -40,7 +45,8 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     return smollm2_135m()
   if variant not in MODELS:
     raise ValueError(f"configs/rag.py has no variant {variant!r}; one of {', '.join([*MODELS, 'smollm2_135m'])}")
-  # Mamba-2 layers tell order, and attention learns sooner to choose by content if it does not see positions
+  # layers of a state or a window tell order, and attention behind them learns sooner to choose by content if it does
+  # not see positions
   model = {"rope": variant == "transformer", "qk_norm": True, "ssm_chunk": 16, "remat": "none"}
   model |= {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]}
   # one wide head looks for a value by all that two layers, of a state or a window, have summed up of its sentence. Two
@@ -49,6 +55,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     model |= {**PATTERNS[variant], "n_heads": 1}
   rates = optimizer(learning_rate=5e-3) | {"final_fraction": 0.0}
   shares = {"near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "authors": 0.7}
+  choose_steps, rag_steps = STEPS[variant]
   rows = {"batch_size": 16, "accumulate": 2, "max_tokens": 576}  # two conversations each; a CPU's caches hold few
   differences = {
     "experiment": "rag",
@@ -58,8 +65,8 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
     "data": {"name": "countries", "further": 7, "repeats": 2} | shares,
     "model": tiny_model(variant, d_model=128, n_heads=2) | model,
     "pretrain": {"steps": 500, **rows, "optimizer": optimizer()},
-    "choose": {"steps": 400, **rows, "optimizer": rates | {"final_fraction": 1.0}},
-    "rag": {"steps": 1650, **rows, "optimizer": rates},
+    "choose": {"steps": choose_steps, **rows, "optimizer": rates | {"final_fraction": 1.0}},
+    "rag": {"steps": rag_steps, **rows, "optimizer": rates},
     "loop": {"checkpoint_every": 100, "eval_every": 200, "log_every": 20},
   }
   return full_config(rag.SECTIONS, differences)

@@ -47,6 +47,7 @@ class ModelConfig:
   rope: bool = True  # rotary embedding; beside `M` layers, which tell order, attention can do without (NoPE)
   rope_base: float = 10_000.0
   window_rope_base: float | None = None  # of `L` layers; None: rope_base
+  full_rope: bool = True  # in `T` layers, too; beside `L` layers, which tell order, they can do without (2501.18795)
   qk_norm: bool = False
   attention_softcap: float | None = None
   logit_softcap: float | None = None
@@ -96,6 +97,8 @@ class ModelConfig:
       raise ValueError(f"window is {self.window} and block_pattern {''.join(blocks)}: a window is what L layers see")
     if self.window_rope_base is not None and "L" not in blocks:
       raise ValueError(f"window_rope_base is {self.window_rope_base}, and block_pattern has no L layers")
+    if not self.full_rope and not (self.rope and "L" in blocks):
+      raise ValueError("full_rope is False: it leaves rotary embedding to L layers alone; set rope to False for none")
     if self.head_dim is None:
       if attends and self.d_model % self.n_heads:
         raise ValueError(f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; set head_dim")
@@ -150,7 +153,7 @@ class ModelConfig:
   def layers(self) -> tuple[LayerSpec, ...]:
     base = self.rope_base if self.rope else None
     kinds = {
-      "T": LayerSpec("T", None, base),
+      "T": LayerSpec("T", None, base if self.full_rope else None),
       "L": LayerSpec("T", self.window, base and (self.window_rope_base or base)),
       "M": LayerSpec("M"),
     }

@@ -74,6 +74,14 @@ def test_sizes_of_blocks_that_a_model_does_not_have_need_not_fit():
     ModelConfig(61, d_model=8, n_layers=2, n_heads=2, block_pattern="TM")
 
 
+@pytest.mark.parametrize("options", [{"block_pattern": "TT"}, {"block_pattern": "LT", "window": 4, "rope": False}])
+def test_rotary_embedding_is_left_to_layers_of_a_window_where_there_are_some_that_have_it(options):
+  with pytest.raises(ValueError, match="full_rope is False: it leaves rotary embedding to L layers alone"):
+    ModelConfig(61, d_model=32, n_layers=2, n_heads=2, full_rope=False, **options)
+  kept = ModelConfig(61, d_model=32, n_layers=2, n_heads=2, full_rope=False, block_pattern="LT", window=4)
+  assert [layer.rope_base for layer in kept.layers] == [10_000.0, None]
+
+
 def test_integers_may_stand_for_numbers():
   assert unfit("rope_base", 10_000) is None
   assert ModelConfig(61, d_model=32, n_layers=1, rope_base=10_000).rope_base == 10_000

@@ -99,6 +99,7 @@ def test_decode_equals_forward_on_ragged_rows_with_appended_documents(pattern):
     {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 2.0},
     {"qk_norm": True},
     {"rope": False},
+    {"block_pattern": "LT", "window": 4, "full_rope": False},
     {"attention_softcap": 1.0, "logit_softcap": 1.0},
     {"mamba_mlp": True},
   ],
@@ -174,6 +175,15 @@ def test_attention_sees_the_order_of_tokens_by_the_rotary_embedding_alone(rope):
   reversed_ = tokens.at[0, :11].set(tokens[0, 10::-1])
   last = [np.asarray(forward(config)(params, x)[0, -1]) for x in (tokens, reversed_)]
   assert np.allclose(*last, atol=1e-6) == (not rope)
+
+
+@pytest.mark.parametrize(("window", "sees_order"), [(1, False), (4, True)])
+def test_without_full_rope_the_layers_of_a_window_alone_see_the_order_of_tokens(window, sees_order):
+  config = small("LT", window=window, full_rope=False)  # a token that sees itself alone sees no order
+  params, tokens = params_of(config), tokens_of(config, (1, 12))
+  reversed_ = tokens.at[0, :11].set(tokens[0, 10::-1])
+  last = [np.asarray(forward(config)(params, x)[0, -1]) for x in (tokens, reversed_)]
+  assert np.allclose(*last, atol=1e-6) != sees_order
 
 
 def test_stack_undoes_unstack_and_the_unrolled_forward_is_the_same():

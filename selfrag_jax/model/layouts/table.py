@@ -107,6 +107,7 @@ class Layout:
 PLAIN: dict[str, Any] = {
   "window": None,
   "window_rope_base": None,
+  "full_rope": True,
   "logit_softcap": None,
   "embedding_multiplier": 1.0,
   "residual_multiplier": 1.0,
