@@ -35,7 +35,8 @@ PATTERNS = {
   "hybrid": {"block_pattern": "MMT"},
   "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False},
 }
-# of phases `choose` and `rag`: layers of a window choose by the relation alone for 600 steps, those of a state for 200
+# of phases `choose` and `rag`: layers of a window choose by the relation alone for 600 steps or more, those of a state
+# for 200
 STEPS = {"hybrid": (400, 1650), "transformer": (1000, 1200), "mamba": (400, 1650)}
 
 
