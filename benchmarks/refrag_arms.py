@@ -90,6 +90,9 @@ def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]
     keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
   if not (workdir / "peers.npz").exists():
     keep("peers", peers(experiment, n))
+  alone = {MEMORY: read_npz(workdir / "memory.npz")["all_gold"], **read_npz(workdir / "peers.npz")}
+  for name, found in alone.items():  # now, and not only in the table that comes after hours of training
+    print(f"{name:48}{found.mean():.3f} all gold found, without a policy", flush=True)
   take = by_training(workdir, experiment.loop, experiment.metadata)
   sft = take(experiment.sft_phase("sft", experiment.sft))
   if not (workdir / "before.npz").exists():
