@@ -64,6 +64,42 @@ def attend(
   return jnp.einsum("BKRS,BKSE->BKRE", probs, v_BxKxSxE).reshape(batch, heads, time, width)
 
 
+def attend_in_window(
+  q_BxHxTxE: Array,
+  k_BxKxTxE: Array,
+  v_BxKxTxE: Array,
+  segment_ids_BxT: Array,
+  window: int,
+  softcap: float | None = None,
+  scale: float | None = None,
+) -> Array:
+  """Attend to the last `window` tokens of the same segment, the query's own included, as `attend` would: [B, H, T, E].
+
+  Rows are cut into blocks of `window` tokens; each sees itself and the one before: 2 T `window` scores, not T².
+  """
+  batch, _, time, _ = q_BxHxTxE.shape
+  n = -(-time // window)
+
+  def blocks(x: Array, axis: int, fill: int = 0) -> Array:
+    """Return x [B, ..., T, ...] as [B, n, ..., window, ...]; what is missing at the end is `fill`."""
+    pads = [(0, n * window - time if i == axis else 0) for i in range(x.ndim)]
+    padded = jnp.pad(x, pads, constant_values=fill)
+    return jnp.moveaxis(padded.reshape(*x.shape[:axis], n, window, *x.shape[axis + 1 :]), axis, 1)
+
+  def with_before(x: Array, axis: int, fill: int = 0) -> Array:
+    before = jnp.pad(x, [(0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)[:, :-1]
+    return jnp.concatenate([before, x], axis=axis)
+
+  fold = lambda x: x.reshape(batch * n, *x.shape[2:])
+  segments = blocks(segment_ids_BxT, 1, fill=-1)  # pads see pads: every query must see a key
+  mask = segments[..., :, None] == with_before(segments, 2, fill=-2)[..., None, :]
+  mask &= causal_mask(window + jnp.arange(window), jnp.arange(2 * window), window)[None, None]
+  k, v = (with_before(blocks(x, 2), 3) for x in (k_BxKxTxE, v_BxKxTxE))
+  attended = attend(fold(blocks(q_BxHxTxE, 2)), fold(k), fold(v), fold(mask), softcap, scale)
+  in_order = jnp.moveaxis(attended.reshape(batch, n, *attended.shape[1:]), 1, 2)
+  return in_order.reshape(*q_BxHxTxE.shape[:2], n * window, -1)[:, :, :time]
+
+
 class Attention(nn.Module):
   """Causal grouped-query self-attention, with rotary embedding or without (arXiv 2305.13245). [B, T, D] to the same."""
 
@@ -108,6 +144,8 @@ class Attention(nn.Module):
     if has_kernels and lengths_B is not None and attention_gpu.fits(q, k, softcap=how[0]):
       return self._finish(checkpoint_name(attention_gpu.attend(q, k, v, lengths_B, window, how[1]), MIXED))
     time = x_BxTxD.shape[1]
+    if window is not None and 2 * window < time and sequence.n_parts() == 1:
+      return self._finish(checkpoint_name(attend_in_window(q, k, v, segment_ids_BxT, window, *how), MIXED))
     mask = causal_mask(sequence.part() * time + jnp.arange(time), jnp.arange(k.shape[2]), window)[None]
     mask &= segment_ids_BxT[:, :, None] == segment_ids_BxS[:, None, :]
     return self._finish(checkpoint_name(attend(q, k, v, mask, *how), MIXED))

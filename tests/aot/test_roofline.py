@@ -71,8 +71,6 @@ def test_what_overlaps_takes_as_long_as_the_longest():
 def test_the_flops_of_a_model_are_those_of_its_products_without_recomputation():
   config = get_config("transformer")
   config.rag.batch_size, config.rag.accumulate, config.pretrain.steps, config.choose.steps = 8, 1, 0, 0
-  # a window saves no products where XLA attends
-  config.model.block_pattern, config.model.window, config.model.full_rope = "TTT", None, True
   experiment = build(config.to_dict())
   with jax.set_mesh(experiment.mesh):
     phase = planned(experiment)["rag"]
