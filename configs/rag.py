@@ -30,14 +30,14 @@ from configs.pretrain import MODELS, optimizer, tiny_model
 from selfrag_jax.experiments import rag
 from selfrag_jax.settings import full_config
 
-# window: the tokens that an `L` layer sees; a pattern without `L` needs none
+# one wide head behind two states looks for a value by all that they have summed up of its sentence; two take longer to
+# copy, and to tell countries apart. Layers of a window need two, one to copy and one to sum up
 PATTERNS = {
-  "hybrid": {"block_pattern": "MMT"},
-  "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False},
+  "hybrid": {"block_pattern": "MMT", "n_heads": 1},
+  "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False, "mimetic_init": True, "head_dim": 128},
 }
-# of phases `choose` and `rag`: layers of a window choose by the relation alone for 600 steps or more, those of a state
-# for 200
-STEPS = {"hybrid": (400, 1650), "transformer": (1000, 1200), "mamba": (400, 1650)}
+# of phases `choose` and `rag`
+STEPS = {"hybrid": (400, 1650), "transformer": (600, 1200), "mamba": (400, 1650)}
 
 
 def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
@@ -50,10 +50,7 @@ def get_config(variant: str = "hybrid") -> ml_collections.ConfigDict:
   # not see positions
   model = {"rope": variant == "transformer", "qk_norm": True, "ssm_chunk": 16, "remat": "none"}
   model |= {"mlp_dim": 2 * MODELS[variant]["mlp_dim"]}
-  # one wide head looks for a value by all that two layers, of a state or a window, have summed up of its sentence. Two
-  # heads, and layers that all see everything, take longer to copy and to tell countries apart
-  if variant in PATTERNS:
-    model |= {**PATTERNS[variant], "n_heads": 1}
+  model |= PATTERNS.get(variant, {})
   rates = optimizer(learning_rate=5e-3) | {"final_fraction": 0.0}
   shares = {"near": 0.5, "noise": 0.3, "reversed": 0.4, "alike": 0.4, "authors": 0.7}
   choose_steps, rag_steps = STEPS[variant]
