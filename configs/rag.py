@@ -1,8 +1,8 @@
 """RAG fine-tuning: a model learns to answer from retrieved documents, and to say so where they do not answer.
 
   python launch/train.py --config=configs/rag.py                  a Transformer + Mamba-2 hybrid from scratch
-  python launch/train.py --config=configs/rag.py:transformer      attention only, of the same size
-  python launch/train.py --config=configs/rag.py:mamba            Mamba-2 only, of the same size
+  python launch/train.py --config=configs/rag.py:transformer      attention only, half as large again
+  python launch/train.py --config=configs/rag.py:mamba            Mamba-2 only, as large as the hybrid
   python launch/train.py --config=configs/rag.py:smollm2_135m --config.data.path=FOLDER    a pretrained model, on SQuAD
   python launch/train.py --config=configs/rag.py --config.rag.documents=shuffled           a control; `none` is another
 
@@ -31,10 +31,11 @@ from selfrag_jax.experiments import rag
 from selfrag_jax.settings import full_config
 
 # one wide head behind two states looks for a value by all that they have summed up of its sentence; two take longer to
-# copy, and to tell countries apart. Layers of a window need two, one to copy and one to sum up
+# copy, and to tell countries apart. Layers of a window learn both sooner with two wide heads, half as many parameters
+# again
 PATTERNS = {
   "hybrid": {"block_pattern": "MMT", "n_heads": 1},
-  "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False, "mimetic_init": True, "head_dim": 128},
+  "transformer": {"block_pattern": "LLT", "window": 32, "full_rope": False, "head_dim": 128},
 }
 # of phases `choose` and `rag`
 STEPS = {"hybrid": (400, 1650), "transformer": (600, 1200), "mamba": (400, 1650)}

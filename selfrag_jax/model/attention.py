@@ -144,7 +144,8 @@ class Attention(nn.Module):
     if has_kernels and lengths_B is not None and attention_gpu.fits(q, k, softcap=how[0]):
       return self._finish(checkpoint_name(attention_gpu.attend(q, k, v, lengths_B, window, how[1]), MIXED))
     time = x_BxTxD.shape[1]
-    if window is not None and 2 * window < time and sequence.n_parts() == 1:
+    # whole blocks, of two windows each: from 2.5 windows on, fewer scores than those of every token for every other
+    if window is not None and 5 * window <= 2 * time and sequence.n_parts() == 1:
       return self._finish(checkpoint_name(attend_in_window(q, k, v, segment_ids_BxT, window, *how), MIXED))
     mask = causal_mask(sequence.part() * time + jnp.arange(time), jnp.arange(k.shape[2]), window)[None]
     mask &= segment_ids_BxT[:, :, None] == segment_ids_BxS[:, None, :]

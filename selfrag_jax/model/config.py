@@ -61,7 +61,6 @@ class ModelConfig:
   norm_plus_one: bool = False  # scales of norms are stored less one, as Gemma does
   post_norms: bool = False  # norms behind attention and MLP too, before their sums (Gemma)
   init_scale: float = 0.02
-  mimetic_init: bool = False  # fresh `L` layers sum up what they see, `T` layers find what is like it (2305.09828)
   # Mamba-2 (arXiv 2405.21060)
   ssm_expand: int = 2
   ssm_state: int = 64

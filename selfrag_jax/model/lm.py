@@ -21,7 +21,6 @@ from selfrag_jax.model.cache import Cache, KVCache, SSMCache
 from selfrag_jax.model.config import LayerSpec, ModelConfig, segments
 from selfrag_jax.model.layers import MIXED, MLP, WEIGHTS, RMSNorm, accumulation_dtype, weight
 from selfrag_jax.model.mamba import Mamba
-from selfrag_jax.model.mimetic import mimetic
 from selfrag_jax.model.products import product
 from selfrag_jax.model.sequence import is_split, on_parts
 from selfrag_jax.model.ssd_tpu import LANES, SUBLANES
@@ -247,8 +246,7 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: PRNGKey) -> Params:
   """Draw stacked parameters, boxed with their logical axes (`nn.unbox` removes the boxes)."""
-  params = LM(config).init(key, jnp.zeros((1, 2), jnp.int32))
-  return mimetic(config, params) if config.mimetic_init else params
+  return LM(config).init(key, jnp.zeros((1, 2), jnp.int32))
 
 
 def unstack(config: ModelConfig, params: Params) -> Params:

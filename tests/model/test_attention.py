@@ -37,8 +37,8 @@ def test_blocks_of_a_row_give_what_the_mask_gives(time, window, heads, kv_heads,
       np.testing.assert_allclose(one, other, atol=1e-12)
 
 
-@pytest.mark.parametrize("time", [32, 33])
+@pytest.mark.parametrize("time", [39, 40])
 def test_a_layer_of_a_window_has_no_score_of_every_token_for_every_other(time):
-  config = ModelConfig(61, d_model=24, n_layers=1, n_heads=2, mlp_dim=40, block_pattern="L", window=16, dtype="float32")
+  config = ModelConfig(61, d_model=24, n_layers=1, n_heads=2, mlp_dim=52, block_pattern="L", window=16, dtype="float32")
   traced = jax.make_jaxpr(LM(config).apply)(init_params(config, jax.random.key(0)), jnp.zeros((1, time), jnp.int32))
-  assert (f"{time},{time}]" in str(traced)) == (time <= 32)
+  assert (f"{time},{time}]" in str(traced)) == (time < 40)
