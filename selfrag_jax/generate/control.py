@@ -6,7 +6,7 @@ from selfrag_jax.text.special import MAX_DOCUMENTS
 
 
 class ControlTokens(NamedTuple):
-  """The ids that steer a rollout; `notice` is the text of the "no more searches" document."""
+  """The ids that steer a rollout; `notice` is the text of the "no more searches" document, `newline` a line break."""
 
   pad: int
   end: int
@@ -19,6 +19,7 @@ class ControlTokens(NamedTuple):
   doc_start: tuple[int, ...]
   doc_end: tuple[int, ...]
   notice: tuple[int, ...]
+  newline: tuple[int, ...]
 
 
 def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> ControlTokens:
@@ -37,4 +38,5 @@ def control_tokens(tokenizer: Any, notice: str, end: str = "<|end|>") -> Control
     doc_start=tuple(special[f"[DOC_{i}]"] for i in documents),
     doc_end=tuple(special[f"[/DOC_{i}]"] for i in documents),
     notice=tuple(tokenizer.encode(notice)),
+    newline=tuple(tokenizer.encode("\n")),
   )

@@ -18,7 +18,9 @@ from selfrag_jax.generate.rollout import (
   capacity,
   decode,
   finish,
+  first_queries,
   read_queries,
+  searched_for,
   start,
 )
 from selfrag_jax.typing import Array, PRNGKey
@@ -49,16 +51,17 @@ def rollout_on_host(
   retrieve: HostRetrieve,
   document_tokens: int,
   key: PRNGKey,
-  first: Queries | None = None,
+  questions: Queries | None = None,
 ) -> Rollout:
   """Run the same hops around a Python retriever: decode a turn, search, append, once per hop.
 
   `retrieve(queries, hop)` gets the token ids of one query per row (empty: the row does not search) and returns, for
-  each query, at most `documents_per_search` pairs `(slot, body token ids)`; `first` as in `rollout`. Raises ValueError
-  for a body of more than `document_tokens` tokens: cut documents when you chunk them.
+  each query, at most `documents_per_search` pairs `(slot, body token ids)`; `questions` as in `rollout`. Raises
+  ValueError for a body of more than `document_tokens` tokens: cut documents when you chunk them.
   """
   config = policy.config
-  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, first)
+  size = capacity(config, policy.control, prompts_BxT.shape[1], document_tokens, questions)
+  first = first_queries(config, questions)
   state = _start_jit(policy, prompts_BxT, lengths_B, size)
   slots = np.full((len(lengths_B), config.max_hops, config.documents_per_hop), -1, np.int32)
   for hop in itertools.count():
@@ -69,7 +72,7 @@ def rollout_on_host(
     searching = np.asarray(state.status) == SEARCHING
     if not searching.any():
       break
-    written = _queries_jit(policy, state) if given is None else (given.tokens, given.mask)
+    written = _queries_jit(policy, state, questions) if given is None else (given.tokens, given.mask)
     queries, mask = map(np.asarray, written)
     over_budget = hop >= config.max_hops
     texts = [query[inside].tolist() for query, inside in zip(queries, mask, strict=True)]
@@ -87,5 +90,7 @@ def rollout_on_host(
 _start_jit = jax.jit(start, static_argnames="size")
 _decode_jit = jax.jit(decode)
 _ask_jit = jax.jit(ask)
-_queries_jit = jax.jit(read_queries)
+_queries_jit = jax.jit(
+  lambda policy, state, questions: searched_for(policy.config, policy.control, *read_queries(policy, state), questions)
+)
 _append_jit = jax.jit(append)

@@ -37,7 +37,9 @@ class RolloutConfig(Checked):
   """The bounds of a rollout. Lengths are in tokens, without the opening and closing tokens.
 
   `first_query`: who writes the first search, the policy, or a rule that searches for the question as it is. `distinct`:
-  a search shows the best documents that no earlier one of its row has shown.
+  a search shows the best documents that no earlier one of its row has shown. `search_for`: what a search by the policy
+  looks for, its query alone, or the question and its query: a query that names what was found does not say what is
+  asked of it.
   """
 
   max_hops: Natural = 2
@@ -47,6 +49,7 @@ class RolloutConfig(Checked):
   sampling: SamplingConfig = SamplingConfig()
   first_query: Literal["policy", "question"] = "policy"
   distinct: bool = False
+  search_for: Literal["query", "question_and_query"] = "query"
 
   def documents_per_search(self, seen: int = 0) -> int:
     """Return how many documents a retriever must give, where a row may have `seen` some before it began."""
@@ -54,7 +57,7 @@ class RolloutConfig(Checked):
 
 
 class Queries(NamedTuple):
-  """Queries that no policy wrote: tokens int32 [B, W], right-padded, and their lengths [B], at least 1."""
+  """Questions as queries, which no policy wrote: tokens int32 [B, W], right-padded, and lengths [B], at least 1."""
 
   tokens: Array | np.ndarray
   lengths: Array | np.ndarray
@@ -100,6 +103,30 @@ class _State:
     return self.position.cache.lengths
 
 
+def first_queries(config: RolloutConfig, questions: Queries | None) -> Queries | None:
+  """Return the questions if they are the first queries and the bounds allow a search."""
+  return questions if config.first_query == "question" and config.max_hops else None
+
+
+def searched_for(
+  config: RolloutConfig, control: ControlTokens, queries_BxQ: Array, mask_BxQ: Array, questions: Queries | None
+) -> tuple[Array, Array]:
+  """Return what the queries of the policy search for, right-padded tokens [B, W] and their mask; an empty one: nothing.
+
+  Raises ValueError without questions where they belong to it.
+  """
+  if config.search_for == "query":
+    return queries_BxQ, mask_BxQ
+  if questions is None:
+    raise ValueError("search_for = 'question_and_query' needs the questions")
+  batch, searching = len(queries_BxQ), mask_BxQ.any(axis=1, keepdims=True)
+  newline = jnp.broadcast_to(jnp.asarray(control.newline, jnp.int32), (batch, len(control.newline)))
+  tokens = jnp.concatenate([questions.tokens, newline, queries_BxQ], axis=1)
+  inside = jnp.concatenate([questions.mask, jnp.ones(newline.shape, bool), mask_BxQ], axis=1) & searching
+  tokens, lengths = compact(tokens, inside, tokens.shape[1])
+  return tokens, length_mask(lengths, tokens.shape[1], jnp)
+
+
 def block_width(config: RolloutConfig, control: ControlTokens, document_tokens: int) -> int:
   """Return the most tokens that one search can put into the context."""
   return max(_documents_width(config, document_tokens), len(control.notice) + 3)
@@ -110,19 +137,24 @@ def _documents_width(config: RolloutConfig, document_tokens: int) -> int:
 
 
 def capacity(
-  config: RolloutConfig, control: ControlTokens, prompt_tokens: int, document_tokens: int, first: Queries | None = None
+  config: RolloutConfig,
+  control: ControlTokens,
+  prompt_tokens: int,
+  document_tokens: int,
+  questions: Queries | None = None,
 ) -> int:
   """Return the most tokens that a rollout can have: prompt, searches within the budget, one beyond it, and answer."""
   query, answer = 2 + config.max_query_tokens, 2 + config.max_answer_tokens
   refused = query + len(control.notice) + 2
-  searches = [search_width(config, document_tokens, None if hop else first) for hop in range(config.max_hops)]
-  return prompt_tokens + sum(searches) + refused + answer
+  searches = searches_width(config, document_tokens, questions, config.max_hops)
+  return prompt_tokens + searches + refused + answer
 
 
-def search_width(config: RolloutConfig, document_tokens: int, given: Queries | None = None) -> int:
-  """Return the most tokens of a search, by the policy or for given queries, with the documents that it finds."""
-  query = config.max_query_tokens if given is None else max(given.tokens.shape[1], config.max_query_tokens)
-  return 2 + query + _documents_width(config, document_tokens)
+def searches_width(config: RolloutConfig, document_tokens: int, questions: Queries | None, n: int) -> int:
+  """Return the most tokens of the first `n` searches with the documents that they find."""
+  query, first = config.max_query_tokens, first_queries(config, questions)
+  longer = 0 if first is None or not n else max(first.tokens.shape[1] - query, 0)
+  return longer + n * (2 + query + _documents_width(config, document_tokens))
 
 
 @struct.dataclass
@@ -268,7 +300,7 @@ def rollout(
   retrieve: Retrieve,
   document_tokens: int,
   key: PRNGKey,
-  first: Queries | None = None,
+  questions: Queries | None = None,
   repeats: int = 1,
   seen_QxN: Array | None = None,
 ) -> Rollout:
@@ -276,19 +308,23 @@ def rollout(
 
   Every question (Q) has `repeats` rows that are neighbours (B = Q * repeats); their common prompt is read once.
 
-  `retrieve(queries int32 [B, Q], mask bool [B, Q], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
+  `retrieve(queries int32 [B, W], mask bool [B, W], hop int32 []) -> RetrievedDocuments` is traced too: an encoder, a
   search and a gather of documents of `document_tokens` tokens. A row with an empty mask does not search; its result is
-  unused. It gives `config.documents_per_search` documents. `first` are queries of the questions that the rows begin
-  with, the first of their `max_hops` searches; `seen` the slots that their prompts show (-1: none).
+  unused. It gives `config.documents_per_search` documents. `questions` are searched for as the bounds say; `seen` are
+  the slots that the prompts show (-1: none).
   """
   config, batch = policy.config, len(prompts_QxT) * repeats
-  size = capacity(config, policy.control, prompts_QxT.shape[1], document_tokens, first)
+  size = capacity(config, policy.control, prompts_QxT.shape[1], document_tokens, questions)
   to_rows = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), tree)
 
   shown = jnp.full((batch, 0), -1, jnp.int32) if seen_QxN is None else to_rows(seen_QxN)
+  questions = None if questions is None else Queries(*to_rows(tuple(questions)))
 
   def find(state: _State, slots: Array, i: Array, given: Queries | None = None) -> tuple[_State, Array]:
-    queries, mask = read_queries(policy, state) if given is None else (jnp.asarray(given.tokens), given.mask)
+    if given is None:
+      queries, mask = searched_for(config, policy.control, *read_queries(policy, state), questions)
+    else:
+      queries, mask = jnp.asarray(given.tokens), given.mask
     with jax.named_scope("retrieve"):
       found = RetrievedDocuments(*map(jnp.asarray, retrieve(queries, mask, i)))
       if config.distinct:
@@ -308,8 +344,7 @@ def rollout(
   # one hop more than the budget allows, for the notice
   slots = jnp.full((batch, config.max_hops + 1, config.documents_per_hop), -1, jnp.int32)
   carry = to_rows(start(policy, prompts_QxT, lengths_Q, size)), slots, jnp.zeros((), jnp.int32)
-  if first is not None:
-    first = Queries(*to_rows(tuple(first)))
+  if (first := first_queries(config, questions)) is not None:
     state, found = find(ask(policy, carry[0], first), *carry[1:], first)
     carry = state, slots.at[:, 0].set(found), carry[2] + 1
   state, slots, _ = jax.lax.while_loop(lambda carry: (carry[0].status == RUNNING).any(), hop, carry)

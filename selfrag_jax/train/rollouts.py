@@ -171,8 +171,7 @@ class RolloutRunner:
     """Roll every question out once with a Python retriever: the same hops, one compiled program per turn."""
     policy = Policy(self.model, self._lay_out(params), config, self.control)
     prompts, lengths, *questions = map(jnp.asarray, _inputs(batch)[:4])
-    first = first_queries(config, *questions)
-    done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key, first)
+    done = rollout_on_host(policy, prompts, lengths, retrieve, self.task.document_tokens, key, Queries(*questions))
     host = fetch(done)
     return Episodes(done, host, read_transcripts(host, self.control), batch, 1)
 
@@ -299,9 +298,9 @@ class RolloutRunner:
       mesh=self.mesh,
     )
     policy = Policy(self.model, self._lay_out(params), config, self.control)
-    first = first_queries(config, asked, asked_lengths)
+    questions = Queries(asked, asked_lengths)
     with whole(True):
-      return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, first, repeats, *seen)
+      return rollout(policy, prompts, lengths, retrieve, memory.tokens.shape[1], rollout_key, questions, repeats, *seen)
 
 
 def evaluate(
@@ -338,10 +337,3 @@ def _rows(tokens: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 def _inputs(batch: SearchBatch, seen: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
   questions = batch.prompts, batch.lengths, batch.questions, batch.question_lengths, batch.gold, batch.group_ids
   return questions if seen is None else (*questions, seen)
-
-
-def first_queries(
-  config: RolloutConfig, questions: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray
-) -> Queries | None:
-  """Return the queries that a rule gives, if the bounds of the rollout ask for them and allow a search."""
-  return Queries(questions, lengths) if config.first_query == "question" and config.max_hops else None

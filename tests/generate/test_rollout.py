@@ -13,7 +13,7 @@ import pytest
 from selfrag_jax.generate.control import control_tokens
 from selfrag_jax.generate.documents import RetrievedDocuments, compact, document_block, unseen
 from selfrag_jax.generate.host_rollout import rollout_on_host
-from selfrag_jax.generate.rollout import Policy, Queries, RolloutConfig, block_width, capacity, rollout
+from selfrag_jax.generate.rollout import Policy, Queries, RolloutConfig, block_width, capacity, rollout, searched_for
 from selfrag_jax.generate.sampling import SamplingConfig
 from selfrag_jax.generate.transcript import read_transcript, read_transcripts
 from selfrag_jax.mesh import make_mesh
@@ -98,10 +98,10 @@ def slots_of(queries, hop, k):
   return jnp.stack([jnp.where(first + j < 3, first + j, -1) for j in range(k)], axis=1).astype(jnp.int32)
 
 
-def first_queries(config: RolloutConfig) -> Queries | None:
+def questions() -> Queries:
   """The questions as queries, longer and shorter than those of a policy may be."""
   asked = [TOKENIZER.encode(question) for question in QUESTIONS * 4]
-  return Queries(*map(jnp.asarray, pad_rows(asked, 10))) if config.first_query == "question" else None
+  return Queries(*map(jnp.asarray, pad_rows(asked, 10)))
 
 
 def device_rollout(p: Policy, key=0, read=1, repeats=1, seen=None):
@@ -117,7 +117,7 @@ def device_rollout(p: Policy, key=0, read=1, repeats=1, seen=None):
   def run(params, key):
     flat = Policy(p.model, unstack(p.model, params), p.config, p.control)
     copies = lambda tree: jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), read, axis=0), tree)
-    asked = copies((*prompts(), first_queries(p.config)))
+    asked = copies((*prompts(), questions()))
     return rollout(flat, *asked[:2], retrieve, X, key, asked[2], repeats, seen)
 
   return jax.device_get(jax.jit(run)(p.params, jax.random.key(key)))
@@ -129,7 +129,7 @@ def host_rollout(p: Policy, key=0):
     return [[(int(slot), BODIES[slot]) for slot in row if slot >= 0] for row in np.asarray(slots)]
 
   flat = Policy(p.model, unstack(p.model, p.params), p.config, p.control)
-  return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key), first_queries(p.config)))
+  return jax.device_get(rollout_on_host(flat, *prompts(), retrieve, X, jax.random.key(key), questions()))
 
 
 @pytest.mark.parametrize("first", ["policy", "question"])
@@ -145,17 +145,17 @@ def test_rows_of_one_question_whose_prompt_is_read_once_are_those_of_separate_pr
 
 
 @pytest.mark.parametrize(
-  ("pattern", "k", "hops", "temperature", "first", "distinct"),
+  ("pattern", "k", "hops", "temperature", "first", "distinct", "search_for"),
   [
-    ("TM", 1, 2, 0.0, "policy", False),
-    ("TM", 2, 0, 1.0, "policy", True),
-    ("MT", 3, 1, 1.0, "policy", False),
-    ("TM", 2, 2, 1.0, "question", False),
-    ("MM", 1, 3, 1.0, "question", True),
+    ("TM", 1, 2, 0.0, "policy", False, "query"),
+    ("TM", 2, 0, 1.0, "policy", True, "question_and_query"),
+    ("MT", 3, 1, 1.0, "policy", False, "question_and_query"),
+    ("TM", 2, 2, 1.0, "question", False, "query"),
+    ("MM", 1, 3, 1.0, "question", True, "question_and_query"),
   ],
 )
-def test_device_mode_equals_host_mode(pattern, k, hops, temperature, first, distinct):
-  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature), first, distinct), pattern, SEARCHY)
+def test_device_mode_equals_host_mode(pattern, k, hops, temperature, first, distinct, search_for):
+  p = policy(RolloutConfig(hops, k, 4, 3, SamplingConfig(temperature), first, distinct, search_for), pattern, SEARCHY)
   device, host = device_rollout(p), host_rollout(p)
   for name in ("tokens", "sampled", "lengths", "slots", "searches", "refused"):
     np.testing.assert_array_equal(getattr(device, name), getattr(host, name), err_msg=name)
@@ -180,6 +180,43 @@ def test_a_distinct_search_shows_the_best_of_what_the_row_has_not_seen(monkeypat
     np.testing.assert_array_equal(slots, np.where(slots >= 0, best, -1))
     assert (slots[:, 0] == best[0]).all()
   assert (new[:, 1] == 2).any()
+
+
+@pytest.mark.parametrize("first", ["policy", "question"])
+def test_a_search_by_the_policy_can_look_for_the_question_and_its_query(first):
+  """A row that does not search has no query."""
+  newline, asked = (TOKENIZER.encode("of")[0],), []
+  bounds = RolloutConfig(2, 1, 4, 3, SamplingConfig(1.0), first, search_for="question_and_query")
+  p = policy(bounds, "TM", SEARCHY)
+  p = p.replace(control=CONTROL._replace(newline=newline), params=unstack(p.model, p.params))
+  retrieve = lambda queries, hop: asked.append(queries) or [()] * len(queries)
+  r = jax.device_get(rollout_on_host(p, *prompts(), retrieve, X, jax.random.key(0), questions()))
+  looked_for = [[] for _ in asked]
+  for row, transcript in enumerate(read_transcripts(r, CONTROL)):
+    question = TOKENIZER.encode((QUESTIONS * 4)[row])
+    for hop in range(len(asked)):
+      query = transcript.queries[hop] if hop < len(transcript.queries) else ()
+      by_rule = first == "question" and hop == 0
+      looked_for[hop].append([*question] if by_rule else [*question, *newline, *query] if query else [])
+  assert asked == looked_for
+  assert any(map(len, asked[-1]))
+
+
+def test_an_empty_query_searches_for_nothing_rather_than_for_the_question():
+  queries, inside = jnp.asarray([[7, 8, 0], [0, 0, 0]]), jnp.asarray([[True, True, False], [False] * 3])
+  asked = Queries(jnp.asarray([[1, 2], [3, 0]]), jnp.asarray([2, 1]))
+  tokens, mask = searched_for(RolloutConfig(search_for="question_and_query"), CONTROL, queries, inside, asked)
+  assert [row[kept].tolist() for row, kept in zip(np.asarray(tokens), np.asarray(mask), strict=True)] == [
+    [1, 2, 7, 8],
+    [],
+  ]
+
+
+def test_the_question_must_be_there_to_be_searched_for():
+  p = policy(RolloutConfig(search_for="question_and_query"), biases=SEARCHY)
+  p = p.replace(params=unstack(p.model, p.params))
+  with pytest.raises(ValueError, match="search_for = 'question_and_query' needs the questions"):
+    rollout_on_host(p, *prompts(), lambda queries, hop: [()] * len(queries), X, jax.random.key(0))
 
 
 def test_unseen_documents_keep_their_order_and_their_texts():
@@ -239,7 +276,7 @@ def test_a_rollout_is_what_the_chat_renderer_writes(formatted):
 def test_a_rule_can_write_the_first_query():
   """The rows begin with their question as a search: it counts, is well formed, and none of its tokens is sampled."""
   r = device_rollout(policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(1.0), "question"), biases=SEARCHY))
-  asked = first_queries(RolloutConfig(first_query="question"))
+  asked = questions()
   np.testing.assert_array_equal(r.slots[:, 0], slots_of(jnp.where(asked.mask, asked.tokens, 0), 0, 1))
   assert r.searches.min() >= 1
   for row, transcript in enumerate(read_transcripts(r, CONTROL)):

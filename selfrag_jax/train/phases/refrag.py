@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.checked import Checked, Count, Natural, Range, Share, Weight
-from selfrag_jax.generate.rollout import Rollout, RolloutConfig, search_width
+from selfrag_jax.generate.rollout import Queries, Rollout, RolloutConfig, searches_width
 from selfrag_jax.mesh import check_batch, gathered, own_rows, spread
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
@@ -28,7 +28,7 @@ from selfrag_jax.train.near_misses import as_whole, behind_searches, near_misses
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
 from selfrag_jax.train.rewards import RolloutRewards
-from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores, first_queries
+from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
 from selfrag_jax.typing import Array, Params, PRNGKey
 
@@ -213,9 +213,9 @@ class Refrag(GradientPhase):
 
   def _width_behind(self, batch: SearchBatch) -> int:
     """Return the tokens of a prompt that holds a rollout up to what the policy's first search found."""
-    first = first_queries(self._rollout, batch.questions, batch.question_lengths)
-    width = partial(search_width, self._rollout, batch.corpus.tokens.shape[1])
-    return batch.prompts.shape[1] + sum(width(None if hop else first) for hop in range(self._kept))
+    questions = Queries(batch.questions, batch.question_lengths)
+    searches = searches_width(self._rollout, batch.corpus.tokens.shape[1], questions, self._kept)
+    return batch.prompts.shape[1] + searches
 
   def watch(self, step: int, metrics: Mapping[str, float | None]) -> None:
     """Raise CollapseError if the policy has collapsed."""
