@@ -11,14 +11,18 @@ whose scores are in the workdir is not run again, and one that was interrupted g
 settings need another workdir.
 
 The peers are asked the questions alone, and find as many documents as a policy may see: one search of the rollouts' own
-memory, BM25, an encoder (`--dense`), both fused, and a second search of the memory, of BM25 and of both by a rule. A
-question counts as found if all of its gold passages are. Prints recall, exact match and F1 of every arm over all folds,
-with 95 % intervals, its searches and the share that kept the format; paired differences to the one search of the
-memory; and, of exact match and F1, the differences between after and before the reinforcement with the smallest effect
-that these questions would show with a power of .8. The intervals are over questions: an arm is trained once in a fold.
+memory, BM25, an encoder (`--dense`), both fused, and a second search of the memory, of BM25 and of both by a rule.
+Every policy is scored twice: with the memory inside its compiled rollouts, and with its queries answered by both fused,
+around them. A question counts as found if all of its gold passages are.
+
+Prints recall, exact match and F1 of every arm over all folds, with 95 % intervals, its searches and the share that kept
+the format; paired differences to the one search of the same retriever; and, of exact match and F1, the differences
+between after and before the reinforcement with the smallest effect that these questions would show with a power of .8.
+The intervals are over questions: an arm is trained once in a fold.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +42,7 @@ from selfrag_jax.experiments.base import by_training
 from selfrag_jax.experiments.rollout_examples import write_examples
 from selfrag_jax.mesh import configure_xla
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
+from selfrag_jax.retrieval.base import BaseRetriever
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.dense import DenseRetriever
 from selfrag_jax.retrieval.document import Document
@@ -60,7 +65,7 @@ ARMS = flags.DEFINE_multi_enum("arm", None, ["outcome", "evidence", "experts", "
 DENSE = flags.DEFINE_string("dense", MINILM, "The encoder of the dense peer.")
 POWER = 1.96 + 0.84  # standard errors between no effect and one that is seen with a probability of .8
 LEAST_CHANGED = 0.05  # of the answers, at least, in the spread of a difference
-MEMORY, BEFORE = "one search of the memory", "demonstrations only"
+MEMORY, BEFORE, FUSED = "one search of the memory", "demonstrations only", "both fused"
 ANSWERS, BEHAVIOUR = ("exact_match", "f1"), ("searches", "valid")
 FIELDS = ("all_gold", *ANSWERS, *BEHAVIOUR)
 
@@ -83,27 +88,35 @@ def arms(rl: RLConfig) -> dict[str, RLConfig]:
 def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]) -> None:
   """Run the arms of a fold whose scores are not there yet, and the peers."""
   keep = lambda name, arrays: write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
-  score = lambda params: scores_of(experiment.evaluate(params, "test", experiment.evaluation.final))
+  final = experiment.evaluation.final
+  score = lambda params, kind="memory": scores_of(experiment.evaluate(params, "test", final, kind))
   # the peers first: their encoder may be missing, which should not come after the training
-  n = min(experiment.task.size("test") or 0, experiment.evaluation.final)
+  others = functools.cache(lambda: retrievers(experiment))
+  n = min(experiment.task.size("test") or 0, final)
   if not (workdir / "memory.npz").exists():
     keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
   if not (workdir / "peers.npz").exists():
-    keep("peers", peers(experiment, n))
+    keep("peers", peers(experiment, others(), n))
   alone = {MEMORY: read_npz(workdir / "memory.npz")["all_gold"], **read_npz(workdir / "peers.npz")}
   for name, found in alone.items():  # now, and not only in the table that comes after hours of training
     print(f"{name:48}{found.mean():.3f} all gold found, without a policy", flush=True)
   take = by_training(workdir, experiment.loop, experiment.metadata)
   sft = take(experiment.sft_phase("sft", experiment.sft))
-  if not (workdir / "before.npz").exists():
-    keep("before", score(sft))
-  for name in chosen:
-    if (workdir / f"{name}.npz").exists():
-      continue
+  for name in ["before", *chosen]:
+    missing = [file for file in (name, by_fused(name)) if not (workdir / f"{file}.npz").exists()]
     try:
-      keep(name, score(reinforce(experiment, workdir, name, sft)))
+      params = sft if name == "before" or not missing else reinforce(experiment, workdir, name, sft)
     except CollapseError as error:
       print(f"{name}, fold {experiment.config['data']['fold']}: {error}", file=sys.stderr, flush=True)
+      continue
+    for file in missing:
+      fused = refrag.answered_by(experiment, others()[FUSED]) if file != name else "memory"
+      keep(file, score(params, fused))
+
+
+def by_fused(name: str) -> str:
+  """Return the name of the scores of a policy whose queries both fused have answered."""
+  return f"{name}.fused"
 
 
 def reinforce(experiment: refrag.Experiment, workdir: Path, name: str, sft: Params) -> Params:
@@ -131,30 +144,29 @@ def scores_of(scores: Scores) -> Found:
   return {field: getattr(scores, field) for field in FIELDS}
 
 
-def peers(experiment: refrag.Experiment, n: int) -> Found:
+def peers(experiment: refrag.Experiment, single: Mapping[str, BaseRetriever], n: int) -> Found:
   """Return whether each single search, and each by a rule, finds all gold passages of the first n test questions."""
   task: Any = experiment.task
   indices, budget = np.arange(n), experiment.document_budget
   questions, gold = task.texts("test", indices), task.batch("test", indices).gold
-  documents = [Document(str(slot), **document) for slot, document in enumerate(task.documents)]
-  bm25, dense = BM25Retriever(), DenseRetriever(DENSE.value)
+  documents = refrag.passages(experiment)
   memory = DenseRetriever(encoder=as_in_memory(experiment, documents))
-  for retriever in (bm25, dense, memory):
-    retriever.add_documents(documents)
-  fused = HybridRetriever([bm25, dense])
-  retrievers = {
-    "BM25": bm25,
-    DENSE.value: dense,
-    "both fused": fused,
-    f"{MEMORY}, second query by rule": MultiHopRetriever(memory),
-    "BM25, second query by rule": MultiHopRetriever(bm25),
-    "both fused, second query by rule": MultiHopRetriever(fused),
-  }
+  memory.add_documents(documents)
+  twice = {MEMORY: memory, "BM25": single["BM25"], FUSED: single[FUSED]}
+  by_rule = {f"{name}, second query by rule": MultiHopRetriever(retriever) for name, retriever in twice.items()}
   found = {}
-  for name, retriever in retrievers.items():
+  for name, retriever in {**single, **by_rule}.items():
     slots = [{int(document.id) for document in row} for row in retriever.retrieve_batch(questions, budget)]
     found[name] = np.array([set(g[g >= 0].tolist()) <= f for g, f in zip(gold, slots, strict=True)], np.float32)
   return found
+
+
+def retrievers(experiment: refrag.Experiment) -> dict[str, BaseRetriever]:
+  """Return the retrievers beside the memory, over its passages."""
+  bm25, dense = BM25Retriever(), DenseRetriever(DENSE.value)
+  for retriever in (bm25, dense):
+    retriever.add_documents(refrag.passages(experiment))
+  return {"BM25": bm25, DENSE.value: dense, FUSED: HybridRetriever([bm25, dense])}
 
 
 def as_in_memory(experiment: refrag.Experiment, documents: Sequence[Document]) -> TextFunction:
@@ -201,17 +213,19 @@ def table(folds: Sequence[Path], chosen: Sequence[str]) -> str:
   """Format what the folds hold: all of them for each peer and arm; an arm that one of them lacks is left out."""
   joined = lambda parts: {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
   read = lambda name: joined([read_npz(fold / f"{name}.npz") for fold in folds])
-  rows = {name: {"all_gold": found} for name, found in read("peers").items()}
-  rows |= {MEMORY: read("memory"), BEFORE: read("before")}
   done = [name for name in chosen if all((fold / f"{name}.npz").exists() for fold in folds)]
-  after: Mapping[str, Found] = {name: read(name) for name in done}
-  first = rows[MEMORY]["all_gold"]
-  lines = [f"{len(first)} questions of {len(folds)} folds", ""]
+  files = {BEFORE: "before", **{name: name for name in done}}
+  peers = {name: {"all_gold": found} for name, found in read("peers").items()} | {MEMORY: read("memory")}
+  in_memory, fused = ({name: read(of(file)) for name, file in files.items()} for of in (str, by_fused))
+  n = len(peers[MEMORY]["all_gold"])
+  lines = [f"{n} questions of {len(folds)} folds"]
   of_answers = f"{'exact match':22}{'F1':20}{'searches':>10}{'valid':>8}"
-  lines += [f"{'':48}{'all gold found':22}{'to the one search':25}{of_answers}"]
-  lines += [row(name, scores, first) for name, scores in {**rows, **after}.items()]
+  for scored, one in (({**peers, **in_memory}, MEMORY), (fused, FUSED)):
+    said = "policies whose queries both fused answer" if one == FUSED else ""
+    lines += ["", f"{said:48}{'all gold found':22}{'to the one search':25}{of_answers}"]
+    lines += [row(name, scores, peers[one]["all_gold"]) for name, scores in scored.items()]
   lines += ["", "after - before the reinforcement, and the smallest effect that would be seen with a power of .8"]
-  return "\n".join(lines + [gain(name, rows[BEFORE], scores) for name, scores in after.items()])
+  return "\n".join(lines + [gain(name, in_memory[BEFORE], in_memory[name]) for name in done])
 
 
 def main(argv: list[str]) -> None:

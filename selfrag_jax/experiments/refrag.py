@@ -25,6 +25,7 @@ from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.model.pretrained import load_pretrained
 from selfrag_jax.reports import figures
 from selfrag_jax.reports.files import write_file
+from selfrag_jax.retrieval.base import BaseRetriever
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.settings import read_config, settings
@@ -285,9 +286,21 @@ def _conditions(experiment: Experiment, policies: Container[str]) -> dict[str, C
 
 def bm25(experiment: Experiment) -> HostRetrieve:
   """Return a host retriever over the task's passages: BM25 with its defaults."""
+  retriever = BM25Retriever()
+  retriever.add_documents(passages(experiment))
+  return answered_by(experiment, retriever)
+
+
+def passages(experiment: Experiment) -> list[Document]:
+  """Return the task's passages as documents; their ids are their slots."""
   task: Any = experiment.task
-  corpus, budget, retriever = task.corpus, experiment.document_budget, BM25Retriever()
-  retriever.add_documents(Document(str(slot), **document) for slot, document in enumerate(task.documents))
+  return [Document(str(slot), **document) for slot, document in enumerate(task.documents)]
+
+
+def answered_by(experiment: Experiment, retriever: BaseRetriever) -> HostRetrieve:
+  """Return a function that lets a retriever of `passages` answer the queries of rollouts."""
+  task: Any = experiment.task
+  corpus, budget = task.corpus, experiment.document_budget
 
   def retrieve(queries, hop: int):
     texts = [task.tokenizer.decode(query, skip_special=True) for query in queries]

@@ -234,21 +234,31 @@ def start_arms(config, workdir, *arguments):
   return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+def read_parts(workdir, name):
+  parts = [read_npz(workdir / f"fold{fold}" / f"{name}.npz") for fold in (0, 1)]
+  return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+
+
 def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path):
   chosen = ("--folds=2", "--arm=evidence", "--arm=experts", "--dense=token-bag")
   first = start_arms(config, tmp_path, *chosen)
   assert first.returncode == 0, first.stderr[-2000:]
   table = first.stdout[first.stdout.index("6 questions of 2 folds") :].splitlines()
   names = [line[:48].rstrip() for line in table[3:-4]]
-  assert names[:2] == ["BM25", "token-bag"]
+  assert names[:3] == ["BM25", "token-bag", "both fused"]
   assert "one search of the memory, second query by rule" in names
-  assert names[-4:] == ["one search of the memory", "demonstrations only", "evidence", "experts"]
+  policies = ["demonstrations only", "evidence", "experts"]
+  other = ["", "policies whose queries both fused answer"]
+  assert names[-9:] == ["one search of the memory", *policies, *other, *policies]
   assert [line.partition(":")[0] for line in table[-2:]] == ["evidence", "experts"]
   # every question is in one fold at most, so that the two are joined
-  scores = [read_npz(tmp_path / f"fold{fold}" / "evidence.npz") for fold in (0, 1)]
-  mean = np.concatenate([part["all_gold"] for part in scores]).mean()
+  mean = read_parts(tmp_path, "evidence")["all_gold"].mean()
   assert f"{'evidence':48}{mean:.3f} " in first.stdout
   assert (tmp_path / "fold1" / "experts" / "report.html").exists()
+
+  # the difference to the one search of the same retriever is told
+  fused, one = (read_parts(tmp_path, name) for name in ("evidence.fused", "peers"))
+  assert f"  {(fused['all_gold'] - one['both fused']).mean():+.3f} [" in table[-6]
 
   kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("fold*/*.npz")}
   (tmp_path / "fold1" / "experts.npz").unlink()
