@@ -36,6 +36,9 @@ class PassagesData(Checked):
   fold: Natural = 0  # which of the test parts, one behind the other
   cloze: Share = 0.5  # share of the demonstrations that are about sentences of the passages
   bridge: Share = 0.0  # share of the demonstrations that are about a passage which another one names
+  queries: Literal["name", "names"] = (
+    "name"  # of the demonstrations' later searches: what the next passage is called, or all names
+  )
   seed: Seed = 0
 
 
@@ -66,4 +69,5 @@ def make_task(
     raise ValueError("the model of config.init comes without a tokenizer; passages need one")
   template = pretrained.chat_template or CHATML
   options |= {"max_query_tokens": rollout.max_query_tokens, "first_query": rollout.first_query}
+  options |= {"documents_per_search": rollout.documents_per_hop}
   return PassageSearch(folder, pretrained.tokenizer, template, **options)

@@ -18,6 +18,11 @@ WriteQuery = Callable[[str, Sequence[Sequence[Document]]], str | None]
 _NAME = re.compile(r"\b[A-Z][\w'’-]*(?:\s+(?:(?:of|the|de|and)\s+)*[A-Z][\w'’-]*)*")
 
 
+def names_in(text: str) -> list[str]:
+  """List the names in a text once each, in their order: runs of words that begin with a capital letter."""
+  return list(dict.fromkeys(_NAME.findall(text)))
+
+
 def add_names(question: str, read: Sequence[Sequence[Document]]) -> str | None:
   """Write the question again, with the names in the best new document that nothing read before it holds.
 
@@ -27,7 +32,7 @@ def add_names(question: str, read: Sequence[Sequence[Document]]) -> str | None:
     return None
   best = f"{read[-1][0].title}. {read[-1][0].content}"
   before = "\n".join([question, *(document.text for found in read[:-1] for document in found[:1])]).lower()
-  names = [name for name in dict.fromkeys(_NAME.findall(best)) if name.lower() not in before]
+  names = [name for name in names_in(best) if name.lower() not in before]
   known = set(words(before))
   new = names or [word for word in dict.fromkeys(words(best)) if word not in known]
   return f"{question} {' '.join(new)}" if new else None

@@ -13,6 +13,7 @@ import numpy as np
 from selfrag_jax.checked import Checked, Share
 from selfrag_jax.metrics.answers import normalize_answer
 from selfrag_jax.ragged import pad_rows
+from selfrag_jax.retrieval.multi_hop import names_in
 from selfrag_jax.tasks.cloze import bridge_question, bridges, cloze_question, named
 from selfrag_jax.tasks.datasets import QAFolder, Question
 from selfrag_jax.tasks.search_task import (
@@ -36,6 +37,11 @@ INSTRUCTION = (
 QUERY_WORDS = 6
 MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw a failure repeats a failed search
 SPLIT_STREAM, EPOCH_STREAM, DEMONSTRATION_STREAM = range(3)  # keep the random numbers of different purposes apart
+# words that begin a sentence, and no name
+_OPENING = re.compile(
+  r"(?:The|A|An|In|On|At|By|For|From|He|She|It|They|His|Her|Its|This|These|As|After|When|While|With|Since)\b"
+  r"\s*(?:(?:of|the|de|and)\s+)*"
+)
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
 
 
@@ -75,7 +81,10 @@ class PassageSearch:
 
   Where a rule writes the first query (`first_query`), the first search of every demonstration is for its question. It
   finds the passage that shares the most and the rarest words with it; for a question that is made of passages, the
-  first of these, or in MISS_RATE of the searches the most similar one that does not help.
+  first of these, or in MISS_RATE of the searches the most similar one that does not help. Of `documents_per_search`
+  passages that a demonstration shows, the others are those most similar to the query, but none of another search.
+  Where the name of the next passage stands in the last one that was found, the query is this name (`queries` =
+  "name"), or all names there that the question does not hold ("names"), as far as there is room.
 
   Raises ValueError if a part is empty, and if a title leaves no room for one word of its passage or query.
   """
@@ -97,6 +106,8 @@ class PassageSearch:
     bridge: float = 0.0,
     fold: int = 0,
     first_query: Literal["policy", "question"] = "policy",
+    documents_per_search: int = 1,
+    queries: Literal["name", "names"] = "name",
     seed: int = 0,
   ):
     if index not in ("title_text", "title"):
@@ -107,6 +118,7 @@ class PassageSearch:
     self.document_tokens, self.prompt_tokens, self.max_query_tokens = document_tokens, prompt_tokens, max_query_tokens
     self._cloze_share, self._bridge_share = cloze, bridge
     self._first_query: Literal["policy", "question"] = first_query
+    self._per_search, self._all_names = documents_per_search, queries == "names"
     self.documents = [{"title": passage.title, "content": self._shown(*passage[1:])} for passage in data.passages]
     shown = [document["content"] for document in self.documents]
     self.cut_passages = sum(passage.text != text for passage, text in zip(data.passages, shown, strict=True))
@@ -164,8 +176,7 @@ class PassageSearch:
     earlier passage: the passage's name if they contain it, else the words that best tell the passage from the others.
     As far as `max_hops` has room, MISS_RATE of the searches are preceded by one with fewer words, which finds the most
     similar wrong passage. "random" teaches the format alone: 1..max_hops searches for titles drawn uniformly, and the
-    answer of another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE. Each search
-    shows one passage.
+    answer of another sft question; OVERRUN_RATE of the conversations search once too often and get NOTICE.
 
     Raises ValueError for an unknown strategy or max_hops < 1.
     """
@@ -187,14 +198,14 @@ class PassageSearch:
     else:
       overrun = rng.random() < OVERRUN_RATE
       n_searches = max_hops + 1 if overrun else rng.integers(1, max_hops, endpoint=True)
-      passages = rng.integers(len(self.documents), size=n_searches)
+      passages = rng.integers(len(self.documents), size=n_searches).tolist()
       queries = [self._name_queries[passage] for passage in passages]
       if self._first_query == "question":
         queries[0], passages[0] = question.text, self._found_first(question)
       others = self._parts["sft"]
       pair = [others[i] for i in rng.choice(len(others), 2, replace=False)]
       answer = next(other for other in pair if other != question).answers[0]
-    shown = [self.documents[passage] for passage in passages]
+    shown = self._shown_by(queries, passages, question.gold, rng)
     return {"messages": [*_messages(question.text), search_turn(queries, shown, answer, max_hops, self._first_query)]}
 
   def _shown(self, title: str, text: str) -> str:
@@ -275,6 +286,8 @@ class PassageSearch:
       telling = self._telling_words("\n".join(read), passage)
       is_named = any(name.search(text) for text in read)
       query = self._name_queries[passage] if is_named else self._query_head(" ".join(telling))
+      if self._all_names and found and name.search(self._texts[found[-1]]):
+        query = self._names_query(question.text, found[-1], passage)
       attempt = self._some_words(telling, rng)
       wrong = self._others([*question.gold, *found])
       if rng.random() < MISS_RATE and spare and wrong and attempt.lower() not in ("", query.lower()):
@@ -286,6 +299,21 @@ class PassageSearch:
       found.append(passage)
       read.append(_said(self.documents[passage]))
     return queries, found
+
+  def _shown_by(
+    self, queries: Sequence[str], passages: Sequence[int], gold: Sequence[int], rng: np.random.Generator
+  ) -> list[list[dict[str, str]]]:
+    """Return what each search shows: its passage, at any place among the most similar ones that help no search."""
+    shown, left = [], self._others([*passages, *gold])
+    for query, passage in zip(queries, passages, strict=True):
+      found = []
+      while left and len(found) + 1 < self._per_search:
+        found.append(self._most_similar(query, left))
+        left = left - {found[-1]}
+      if found:
+        found.insert(rng.integers(len(found), endpoint=True), passage)
+      shown.append([self.documents[each] for each in found or [passage]])
+    return shown
 
   def _made(self, drawn: float, rng: np.random.Generator) -> Question | None:
     """Return a question that is made of passages, for a share of the numbers that are drawn from [0, 1)."""
@@ -304,6 +332,20 @@ class PassageSearch:
     in_order = [word for word in words if word in shared]
     rarest = set(sorted(in_order, key=self._frequency.__getitem__)[:QUERY_WORDS])
     return [words[word] for word in in_order if word in rarest]
+
+  def _names_query(self, question: str, found: int, passage: int) -> str:
+    """Return the names that are new in the text of a passage that was found; they hold that of the next passage."""
+    names = [_OPENING.sub("", name) for name in names_in(self._texts[found])]
+    names = [name for name in dict.fromkeys(names) if name and name.lower() not in question.lower()]
+    wanted = named(self._names[passage])
+    needed = next((name for name in names if wanted.search(name)), self._name_queries[passage])
+    names, query = list(dict.fromkeys([needed, *names] if needed not in names else names)), needed
+    chosen = {needed}
+    for name in names:
+      longer = ", ".join(each for each in names if each in chosen or each == name)
+      if len(self.tokenizer.encode(longer)) <= self.max_query_tokens:
+        chosen, query = chosen | {name}, longer
+    return self._query_head(query)
 
   def _some_words(self, words: list[str], rng: np.random.Generator) -> str:
     """Return some of the words, but not all, in their order; an empty text for a single word."""

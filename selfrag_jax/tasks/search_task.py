@@ -66,18 +66,18 @@ def permuted(batch: SearchBatch, order: np.ndarray) -> SearchBatch:
 
 def search_turn(
   queries: Iterable[str],
-  documents: Iterable[Mapping[str, str]],
+  documents: Iterable[Sequence[Mapping[str, str]]],
   answer: str,
   max_hops: int,
   first_query: Literal["policy", "question"] = "policy",
 ) -> dict[str, Any]:
-  """Write the assistant's message: each query shows one document, or NOTICE beyond `max_hops`; then the answer.
+  """Write the assistant's message: each query shows its documents, or NOTICE beyond `max_hops`; then the answer.
 
   The first query is not the assistant's own where the question is the `first_query`.
   """
   parts: list[dict[str, Any]] = []
-  for hop, (query, document) in enumerate(zip(queries, documents, strict=True)):
-    found = {"documents": [document]} if hop < max_hops else {"text": NOTICE}
+  for hop, (query, shown) in enumerate(zip(queries, documents, strict=True)):
+    found = {"documents": [*shown]} if hop < max_hops else {"text": NOTICE}
     by_rule = {"by_rule": True} if hop == 0 and first_query == "question" else {}
     parts += [{"type": "search", "text": query, **by_rule}, {"type": "retrieval", **found}]
   return {"role": "assistant", "content": [*parts, {"type": "answer", "text": answer}]}

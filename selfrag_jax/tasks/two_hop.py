@@ -154,7 +154,7 @@ class TwoHopKB:
       searches, answer = self._wander(question, rng, max_hops)
     documents = self.documents(question)
     queries, shown = [self.keys[i] for i in searches], [documents[i] for i in searches]
-    turn = search_turn(queries, shown, answer, max_hops)
+    turn = search_turn(queries, [[document] for document in shown], answer, max_hops)
     return {"messages": [{"role": "user", "content": question.text}, turn]}
 
   def _wander(self, question: TwoHopQuestion, rng: np.random.Generator, max_hops: int) -> tuple[list[int], str]:

@@ -310,3 +310,50 @@ def test_demonstrations_begin_with_the_question_where_a_rule_writes_the_first_qu
     assert question not in written  # nobody learns to write what a rule writes
     assert ids.count(TOKENIZER.special["<|search_start|>"]) == len(queries)
     assert written.count("<|search_start|>") == len(queries) - 1
+
+
+def all_shown(demonstration):
+  """Return the titles of the passages of each search."""
+  parts = demonstration["messages"][-1]["content"]
+  return [[document["title"] for document in part["documents"]] for part in parts if "documents" in part]
+
+
+def test_a_search_shows_the_most_similar_passages_beside_the_wanted_one_and_none_twice():
+  others = [Passage(f"o{i}", f"Other {i}", f"Another question of the town {i} by the sea.") for i in range(10)]
+  data = folder(numbered(40), [*PASSAGES, *others])
+  plain, task = (
+    PassageSearch(data, TOKENIZER, COMPACT, **SIZES, first_query="question", documents_per_search=n) for n in (1, 2)
+  )
+  places = Counter()
+  for strategy in ("gold", "random"):
+    for index in range(30):
+      one, two = (each.demonstration("sft", index, strategy, 2) for each in (plain, task))
+      assert exchange(one)[0] == exchange(two)[0]
+      for [wanted], shown in zip(all_shown(one), all_shown(two), strict=True):
+        assert len(shown) == 2
+        places[shown.index(wanted)] += 1
+      every = [title for shown in all_shown(two) for title in shown]
+      assert strategy == "random" or len(set(every)) == len(every)
+  assert binomtest(places[0], places.total(), 0.5).pvalue > 1e-3
+
+  asked = Question("q", "Where was the designer of MEDICI born, by a river or at a stone?", ("x",), (0, 1))
+  few = make([asked._replace(id=f"q{i}") for i in range(10)], documents_per_search=3)
+  [first, second] = all_shown(few.demonstration("sft", 0, "gold", 2))
+  assert len(first) == 3  # the three passages that help no search are two beside the first, and one beside the second
+  assert second[:1] != second[1:]
+  assert sorted([*first, *second]) == sorted(passage.title for passage in PASSAGES)
+
+
+def test_a_query_can_hold_all_names_of_the_last_passage_that_the_question_does_not():
+  text = "In Ulm, Max Eyth met Ada Lovelace of London. He and Kurt Tank, of Bremen, built Town Seven. The end."
+  passages = [Passage("a", "Story", text), Passage("b", "Town Seven", "A town."), *PASSAGES]
+  question = Question("q", "Which town did Max Eyth build with a story?", ("x",), (0, 1))
+  data = folder([question._replace(id=f"q{i}") for i in range(10)], passages)
+
+  def queries(**options):
+    sizes = SIZES | {"document_tokens": 200, "queries": "names"} | options
+    return exchange(PassageSearch(data, TOKENIZER, COMPACT, **sizes).demonstration("sft", 0, "gold", 2))[0]
+
+  assert queries(queries="name") == ["Story", "Town Seven"]
+  assert queries(max_query_tokens=80) == ["Story", "Ulm, Ada Lovelace of London, Kurt Tank, Bremen, Town Seven"]
+  assert queries(max_query_tokens=30) == ["Story", "Ulm, Kurt Tank, Town Seven"]  # what fits beside what is needed
