@@ -21,7 +21,8 @@ from scipy.stats import binomtest
 
 from selfrag_jax.tasks.cloze import bridges
 from selfrag_jax.tasks.datasets import Passage, Question, read_qa_folder
-from selfrag_jax.tasks.passages import INSTRUCTION, MISS_RATE, PassageSearch
+from selfrag_jax.tasks.demonstrations import MISS_RATE
+from selfrag_jax.tasks.passages import INSTRUCTION, PassageSearch
 from selfrag_jax.tasks.search_task import NOTICE, SPLITS
 from selfrag_jax.text.chat import COMPACT, document_body, render_conversation
 
