@@ -22,7 +22,6 @@ The intervals are over questions: an arm is trained once in a fold.
 """
 
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +65,7 @@ DENSE = flags.DEFINE_string("dense", MINILM, "The encoder of the dense peer.")
 POWER = 1.96 + 0.84  # standard errors between no effect and one that is seen with a probability of .8
 LEAST_CHANGED = 0.05  # of the answers, at least, in the spread of a difference
 MEMORY, BEFORE, FUSED = "one search of the memory", "demonstrations only", "both fused"
+BY_FUSED = " by both fused"  # scores of a policy whose queries these have answered
 ANSWERS, BEHAVIOUR = ("exact_match", "f1"), ("searches", "valid")
 FIELDS = ("all_gold", *ANSWERS, *BEHAVIOUR)
 
@@ -89,34 +89,29 @@ def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]
   """Run the arms of a fold whose scores are not there yet, and the peers."""
   keep = lambda name, arrays: write_bytes_atomic(workdir / f"{name}.npz", npz_bytes(arrays))
   final = experiment.evaluation.final
-  score = lambda params, kind="memory": scores_of(experiment.evaluate(params, "test", final, kind))
-  # the peers first: their encoder may be missing, which should not come after the training
-  others = functools.cache(lambda: retrievers(experiment))
+  score = lambda params, kind: scores_of(experiment.evaluate(params, "test", final, kind))
   n = min(experiment.task.size("test") or 0, final)
-  if not (workdir / "memory.npz").exists():
+  if not (todo := [name for name in ("memory", "peers", "before", *chosen) if not (workdir / f"{name}.npz").exists()]):
+    return
+  others = retrievers(experiment)  # first: the encoder may be missing, which should not come after the training
+  if "memory" in todo:
     keep("memory", {"all_gold": refrag.single_searches(experiment)["memory"][:n]})
-  if not (workdir / "peers.npz").exists():
-    keep("peers", peers(experiment, others(), n))
+  if "peers" in todo:
+    keep("peers", peers(experiment, others, n))
   alone = {MEMORY: read_npz(workdir / "memory.npz")["all_gold"], **read_npz(workdir / "peers.npz")}
   for name, found in alone.items():  # now, and not only in the table that comes after hours of training
     print(f"{name:48}{found.mean():.3f} all gold found, without a policy", flush=True)
   take = by_training(workdir, experiment.loop, experiment.metadata)
   sft = take(experiment.sft_phase("sft", experiment.sft))
-  for name in ["before", *chosen]:
-    missing = [file for file in (name, by_fused(name)) if not (workdir / f"{file}.npz").exists()]
+  fused = refrag.answered_by(experiment, others[FUSED])
+  for name in [name for name in ("before", *chosen) if name in todo]:
     try:
-      params = sft if name == "before" or not missing else reinforce(experiment, workdir, name, sft)
+      params = sft if name == "before" else reinforce(experiment, workdir, name, sft)
     except CollapseError as error:
       print(f"{name}, fold {experiment.config['data']['fold']}: {error}", file=sys.stderr, flush=True)
       continue
-    for file in missing:
-      fused = refrag.answered_by(experiment, others()[FUSED]) if file != name else "memory"
-      keep(file, score(params, fused))
-
-
-def by_fused(name: str) -> str:
-  """Return the name of the scores of a policy whose queries both fused have answered."""
-  return f"{name}.fused"
+    by_fused = {f"{field}{BY_FUSED}": values for field, values in score(params, fused).items()}
+    keep(name, {**score(params, "memory"), **by_fused})
 
 
 def reinforce(experiment: refrag.Experiment, workdir: Path, name: str, sft: Params) -> Params:
@@ -216,7 +211,8 @@ def table(folds: Sequence[Path], chosen: Sequence[str]) -> str:
   done = [name for name in chosen if all((fold / f"{name}.npz").exists() for fold in folds)]
   files = {BEFORE: "before", **{name: name for name in done}}
   peers = {name: {"all_gold": found} for name, found in read("peers").items()} | {MEMORY: read("memory")}
-  in_memory, fused = ({name: read(of(file)) for name, file in files.items()} for of in (str, by_fused))
+  in_memory = {name: read(file) for name, file in files.items()}
+  fused = {name: {field: scores[f"{field}{BY_FUSED}"] for field in FIELDS} for name, scores in in_memory.items()}
   n = len(peers[MEMORY]["all_gold"])
   lines = [f"{n} questions of {len(folds)} folds"]
   of_answers = f"{'exact match':22}{'F1':20}{'searches':>10}{'valid':>8}"

@@ -1,6 +1,7 @@
 """Examples of rollouts for a page: greedy ones before and after reinforcement, and sampled ones with advantages."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,9 +45,10 @@ def write_examples(
   ]
   score_rewards = RolloutRewards(runner, rl.reward, config.max_hops)
   greedy = dataclasses.replace(config, sampling=SamplingConfig(temperature=0.0))
+  described = functools.partial(_described, runner, config, score_rewards)
   for name, params in policies.items():
     episodes = runner.run(params, asked, greedy, jax.random.key(0))
-    for question, row in zip(shown, _described(runner, episodes, name, score_rewards), strict=False):
+    for question, row in zip(shown, described(episodes, name), strict=False):
       question["rollouts"].append(row)
   for question in shown:
     first, *_, last = question["rollouts"]
@@ -56,7 +58,7 @@ def write_examples(
   sampled = runner.run(
     params, _first(runner, split, rl.questions_per_step), config, jax.random.key(1), repeats=repeats, kind=rl.retriever
   )
-  rows = _described(runner, sampled, f"{name}, sampled", score_rewards)
+  rows = described(sampled, f"{name}, sampled")
   gained, _ = advantages(np.array([row["reward"] for row in rows]).reshape(-1, repeats), rl.advantage)
   for i, question in enumerate(shown):
     for j in range(min(SAMPLED, repeats)):
@@ -71,17 +73,20 @@ def _first(runner: RolloutRunner, split: str, n: int) -> SearchBatch:
 
 
 def _described(
-  runner: RolloutRunner, episodes: Episodes, policy: str, score_rewards: RolloutRewards
+  runner: RolloutRunner, config: RolloutConfig, score_rewards: RolloutRewards, episodes: Episodes, policy: str
 ) -> list[dict[str, Any]]:
   scores, batch, corpus = runner.score(episodes), episodes.batch, episodes.batch.corpus
   reward = score_rewards(episodes, scores)
   rows = []
   for i, transcript in enumerate(episodes.transcripts):
-    gold = set(batch.gold[i // episodes.repeats].tolist())
-    hops = []
-    for query, slots in zip(transcript.queries, episodes.host.slots[i], strict=False):
+    question = i // episodes.repeats
+    gold, hops = set(batch.gold[question].tolist()), []
+    written = batch.questions[question, : batch.question_lengths[question]].tolist()
+    for hop, (query, slots) in enumerate(zip(transcript.queries, episodes.host.slots[i], strict=False)):
       found = [int(slot) for slot in slots if slot >= 0]
-      scored = zip(found, _similarities(runner, query, corpus, found), strict=True)
+      by_policy = hop or config.first_query == "policy"
+      beside = [*written, *runner.control.newline] if by_policy and config.search_for == "question_and_query" else []
+      scored = zip(found, _similarities(runner, [*beside, *query] if query else [], corpus, found), strict=True)
       documents = [
         {"text": _decoded(runner, corpus.tokens[slot, : corpus.lengths[slot]]), "score": score, "gold": slot in gold}
         for slot, score in scored

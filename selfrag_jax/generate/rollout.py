@@ -104,8 +104,15 @@ class _State:
 
 
 def first_queries(config: RolloutConfig, questions: Queries | None) -> Queries | None:
-  """Return the questions if they are the first queries and the bounds allow a search."""
-  return questions if config.first_query == "question" and config.max_hops else None
+  """Return the questions if they are the first queries and the bounds allow a search.
+
+  Raises ValueError without questions where they are.
+  """
+  if config.first_query == "policy" or not config.max_hops:
+    return None
+  if questions is None:
+    raise ValueError("first_query = 'question' needs the questions")
+  return questions
 
 
 def searched_for(

@@ -19,7 +19,7 @@ QUERY_WORDS = 6
 MISS_RATE = 0.25  # of the gold searches fail at first: a policy that never saw a failure repeats a failed search
 # words that begin a sentence, and no name
 _OPENING = re.compile(
-  r"(?:The|A|An|In|On|At|By|For|From|He|She|It|They|His|Her|Its|This|These|As|After|When|While|With|Since)\b"
+  r"\A(?:The|A|An|In|On|At|By|For|From|He|She|It|They|His|Her|Its|This|These|As|After|When|While|With|Since)\b"
   r"\s*(?:(?:of|the|de|and)\s+)*"
 )
 _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)$")
@@ -35,8 +35,9 @@ class Searches(NamedTuple):
 class PassageDemonstrations:
   """Writes the searches and the answer of demonstrations over passages; `PassageSearch` tells what they are.
 
-  `held_out` are the gold passages of each held-out question: no bridge joins two of them. Raises ValueError if a title
-  leaves no room for one word of its query.
+  `held_out` are the gold passages of each held-out question: no bridge joins two of them, no query behind one of them
+  names another, and no two are shown beside each other. Raises ValueError for wrong values, and if a title leaves no
+  room for one word of its query.
   """
 
   def __init__(
@@ -54,6 +55,10 @@ class PassageDemonstrations:
   ):
     if min(cloze, bridge) < 0 or cloze + bridge > 1:
       raise ValueError(f"cloze and bridge must be shares in [0, 1] that add up to at most 1, got {cloze} and {bridge}")
+    if queries not in ("name", "names"):
+      raise ValueError(f"queries must be name or names, got {queries!r}")
+    if documents_per_search < 1:
+      raise ValueError(f"documents_per_search must be at least 1, got {documents_per_search}")
     self.documents, self.tokenizer, self.max_query_tokens = documents, tokenizer, max_query_tokens
     self._cloze_share, self._bridge_share = cloze, bridge
     self._first_query: Literal["policy", "question"] = first_query
@@ -64,9 +69,11 @@ class PassageDemonstrations:
     self._names = [_DISAMBIGUATION.sub("", doc["title"]) or doc["content"] for doc in documents]
     self._name_queries = [self._query_head(name) for name in self._names]
     self._texts = [document["content"] for document in documents]
-    needed = {pair for gold in held_out for pair in permutations(gold, 2)}
+    self._partners: dict[int, set[int]] = {}  # that a held-out question needs beside a passage
+    for one, other in {pair for gold in held_out for pair in permutations(gold, 2)}:
+      self._partners.setdefault(one, set()).add(other)
     pairs = bridges(self._names, self._texts) if bridge else []
-    self._bridges = [pair for pair in pairs if pair not in needed]
+    self._bridges = [(first, second) for first, second in pairs if second not in self._partners.get(first, ())]
 
   def gold(
     self, question: Question, max_hops: int, rng: np.random.Generator, *, may_make: bool
@@ -118,8 +125,8 @@ class PassageDemonstrations:
       telling = self._telling_words("\n".join(read), passage)
       is_named = any(name.search(text) for text in read)
       query = self._name_queries[passage] if is_named else self._query_head(" ".join(telling))
-      if self._all_names and found and name.search(self._texts[found[-1]]):
-        query = self._names_query(question.text, found[-1], passage)
+      if self._all_names and found:
+        query = self._names_query(question.text, found[-1], passage) or query
       attempt = self._some_words(telling, rng)
       wrong = self._others([*question.gold, *found])
       if rng.random() < MISS_RATE and spare and wrong and attempt.lower() not in ("", query.lower()):
@@ -134,12 +141,13 @@ class PassageDemonstrations:
 
   def _shown_by(self, searches: Searches, gold: Sequence[int], rng: np.random.Generator) -> list[list[dict[str, str]]]:
     """Return what each search shows: its passage, at any place among the most similar ones that help no search."""
-    shown, left = [], self._others([*searches.passages, *gold])
+    partners = [other for passage in searches.passages for other in self._partners.get(passage, ())]
+    shown, left = [], self._others([*searches.passages, *gold, *partners])
     for query, passage in zip(*searches, strict=True):
-      found = []
+      found: list[int] = []
       while left and len(found) + 1 < self._per_search:
         found.append(self._most_similar(query, left))
-        left = left - {found[-1]}
+        left = left - {found[-1]} - self._partners.get(found[-1], set())
       if found:
         found.insert(rng.integers(len(found), endpoint=True), passage)
       shown.append([self.documents[each] for each in found or [passage]])
@@ -164,18 +172,24 @@ class PassageDemonstrations:
     return [words[word] for word in in_order if word in rarest]
 
   def _names_query(self, question: str, found: int, passage: int) -> str:
-    """Return the names that are new in the text of a passage that was found; they hold that of the next passage."""
-    names = [_OPENING.sub("", name) for name in names_in(self._texts[found])]
-    names = [name for name in dict.fromkeys(names) if name and name.lower() not in question.lower()]
-    wanted = named(self._names[passage])
-    needed = next((name for name in names if wanted.search(name)), self._name_queries[passage])
-    names, query = list(dict.fromkeys([needed, *names] if needed not in names else names)), needed
-    chosen = {needed}
+    """Return the names in the text of a passage that the question does not hold, that of the next passage in its place.
+
+    Of more names than there is room for, the last ones are left out. Without that of the next passage, an empty text.
+    """
+    text, needed = self._texts[found], self._name_queries[passage]
+    if (place := named(self._names[passage]).search(text)) is None:
+      return ""
+    before, after = (names_in(part) for part in (text[: place.start()], text[place.end() :]))
+    hidden = [named(self._names[other]) for other in self._partners.get(found, ())]
+    is_new = lambda name: name and name.lower() not in question.lower() and not any(h.search(name) for h in hidden)
+    others = ([name for each in part if is_new(name := _OPENING.sub("", each))] for part in (before, after))
+    names = list(dict.fromkeys([*next(others), needed, *next(others)]))
+    chosen, query = {needed}, needed
     for name in names:
       longer = ", ".join(each for each in names if each in chosen or each == name)
       if len(self.tokenizer.encode(longer)) <= self.max_query_tokens:
         chosen, query = chosen | {name}, longer
-    return self._query_head(query)
+    return query
 
   def _some_words(self, words: list[str], rng: np.random.Generator) -> str:
     """Return some of the words, but not all, in their order; an empty text for a single word."""

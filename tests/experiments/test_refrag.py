@@ -257,8 +257,10 @@ def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path)
   assert (tmp_path / "fold1" / "experts" / "report.html").exists()
 
   # the difference to the one search of the same retriever is told
-  fused, one = (read_parts(tmp_path, name) for name in ("evidence.fused", "peers"))
-  assert f"  {(fused['all_gold'] - one['both fused']).mean():+.3f} [" in table[-6]
+  fields = ("all_gold", "exact_match", "f1", "searches", "valid")
+  arm, one = (read_parts(tmp_path, name) for name in ("evidence", "peers"))
+  assert f"  {(arm['all_gold by both fused'] - one['both fused']).mean():+.3f} [" in table[-6]
+  assert set(arm) == {*fields, *(f"{field} by both fused" for field in fields)}
 
   kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("fold*/*.npz")}
   (tmp_path / "fold1" / "experts.npz").unlink()

@@ -213,10 +213,12 @@ def test_an_empty_query_searches_for_nothing_rather_than_for_the_question():
 
 
 def test_the_question_must_be_there_to_be_searched_for():
-  p = policy(RolloutConfig(search_for="question_and_query"), biases=SEARCHY)
-  p = p.replace(params=unstack(p.model, p.params))
-  with pytest.raises(ValueError, match="search_for = 'question_and_query' needs the questions"):
-    rollout_on_host(p, *prompts(), lambda queries, hop: [()] * len(queries), X, jax.random.key(0))
+  for setting in ({"search_for": "question_and_query"}, {"first_query": "question"}):
+    [(name, value)] = setting.items()
+    p = policy(RolloutConfig(**setting), biases=SEARCHY)
+    p = p.replace(params=unstack(p.model, p.params))
+    with pytest.raises(ValueError, match=f"{name} = '{value}' needs the questions"):
+      rollout_on_host(p, *prompts(), lambda queries, hop: [()] * len(queries), X, jax.random.key(0))
 
 
 def test_unseen_documents_keep_their_order_and_their_texts():
