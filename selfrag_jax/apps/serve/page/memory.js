@@ -195,7 +195,8 @@ export function start(onChange) {
     if (panel.open) return; // opened again already, in its other form
     opener.setAttribute("aria-expanded", "false");
     document.body.classList.remove("has-memory");
-    opener.focus();
+    // the event comes late: the dialog has given the focus back, and who is fast has moved it on
+    if (document.activeElement === document.body) opener.focus();
   });
   panel.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || recall.value) return; // Escape empties a search field first
