@@ -179,11 +179,13 @@ class PassageDemonstrations:
     text, needed = self._texts[found], self._name_queries[passage]
     if (place := named(self._names[passage]).search(text)) is None:
       return ""
-    before, after = (names_in(part) for part in (text[: place.start()], text[place.end() :]))
     hidden = [named(self._names[other]) for other in self._partners.get(found, ())]
     is_new = lambda name: name and name.lower() not in question.lower() and not any(h.search(name) for h in hidden)
-    others = ([name for each in part if is_new(name := _OPENING.sub("", each))] for part in (before, after))
-    names = list(dict.fromkeys([*next(others), needed, *next(others)]))
+    before, after = (
+      [name for each in names_in(part) if is_new(name := _OPENING.sub("", each))]
+      for part in (text[: place.start()], text[place.end() :])
+    )
+    names = list(dict.fromkeys([*before, needed, *after]))
     chosen, query = {needed}, needed
     for name in names:
       longer = ", ".join(each for each in names if each in chosen or each == name)
