@@ -3,7 +3,7 @@
   python benchmarks/log_prob_gap.py --config=configs/refrag.py:smollm2_135m --config.data.path=FOLDER
   python benchmarks/log_prob_gap.py --config=configs/refrag.py
 
-The rollout decodes token by token around its retrieval, with caches; the update reads whole rows. If they differ,
+The rollout decodes token by token around its retrieval, with caches; the update reads rows of several. If they differ,
 reinforcement is off policy without anybody having wanted it. The first query is the question, so that every row has
 sampled tokens behind retrieved ones. Prints the largest and the mean absolute gap over the sampled tokens, and over
 those that come first behind retrieved or forced ones.
@@ -31,6 +31,7 @@ def main(_) -> None:
   from selfrag_jax.mesh import configure_xla
   from selfrag_jax.model.likelihood import sequence_log_probs
   from selfrag_jax.model.lm import init_params
+  from selfrag_jax.train.experience import Trajectories, packed
 
   logging.set_verbosity(logging.WARNING)
   configure_xla()
@@ -42,14 +43,17 @@ def main(_) -> None:
       params = nn.unbox(init_params(model, jax.random.key(experiment.seed)))
     questions = experiment.task.batch("train", np.arange(QUESTIONS.value))
     done = experiment.runner.run(params, questions, bounds, jax.random.key(0), repeats=2).host
-    inside = (np.arange(done.tokens.shape[1]) < done.lengths[:, None]).astype(np.int32)
+    ones = np.ones(len(done.tokens))
+    rows = packed([Trajectories.of(done, ones, ones > 0, None)], len(ones), 1)
+    rows = jax.tree.map(lambda x: x[rows.segment_ids.any(axis=1)], rows)
     temperature = bounds.sampling.temperature
-    again = jax.jit(lambda params: sequence_log_probs(model, params, done.tokens, inside, temperature=temperature))
-    gap = np.abs(np.asarray(again(params), np.float64) - done.log_probs)
-  first = np.roll(~done.sampled, 1, axis=1) & done.sampled
+    again = lambda params: sequence_log_probs(model, params, rows.tokens, rows.segment_ids, temperature=temperature)
+    gap = np.abs(np.asarray(jax.jit(again)(params), np.float64) - rows.log_probs)
+  first = np.roll(~rows.rewarded, 1, axis=1) & rows.rewarded
   device = jax.devices()[0].device_kind
   print(f"{jax.tree.reduce(lambda n, x: n + x.size, params, 0):,} parameters, {model.dtype}, {device}")
-  for name, tokens in {"sampled tokens": done.sampled, "first behind others": first}.items():
+  print(f"{len(ones)} rollouts in {len(rows.tokens)} rows of {rows.tokens.shape[1]} tokens")
+  for name, tokens in {"sampled tokens": rows.rewarded, "first behind others": first}.items():
     print(f"{name:20} {tokens.sum():6}  largest gap {gap[tokens].max():.2e}  mean {gap[tokens].mean():.2e}")
 
 

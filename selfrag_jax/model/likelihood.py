@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.lm import LM, one_document, packed_states
+from selfrag_jax.model.lm import LM, packed_states
 from selfrag_jax.model.pooling import hidden_states
 from selfrag_jax.model.vocabulary import on_own_tokens
 from selfrag_jax.ragged import length_mask
@@ -54,22 +54,18 @@ def sequence_log_probs(
   config: ModelConfig,
   params: Params,
   tokens_BxT: Array,
-  segment_ids_BxT: Array | None = None,
-  lengths_B: Array | None = None,
+  segment_ids_BxT: Array,
   *,
   temperature: float = 1.0,
   chunk: int = CHUNK,
 ) -> Array:
   """Return log p(token t | tokens before it in its segment), [B, T] in at least float32; 0 for the first of a segment.
 
-  Without `segment_ids`, rows are one document of `lengths` tokens each, and padding.
   The logits [B, chunk, V] exist for one chunk of time at a time, forward and backward: with a vocabulary of 49,152 all
   logits at once would be most of the memory. The backward pass computes them again, unless one chunk covers the row.
   Padding has log-probability 0.
   """
-  if segment_ids_BxT is None:
-    segment_ids_BxT, lengths_B = one_document(tokens_BxT, lengths_B)
-  hidden = packed_states(config, params, tokens_BxT, segment_ids_BxT, lengths_B)
+  hidden = packed_states(config, params, tokens_BxT, segment_ids_BxT)
   return log_probs_of_states(config, params, hidden, tokens_BxT, segment_ids_BxT, temperature=temperature, chunk=chunk)
 
 

@@ -1,30 +1,20 @@
 """Experts: demonstrations of the questions of a step that join the groups of their rollouts (`RLConfig.experts`)."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from selfrag_jax.ragged import pad_rows
 from selfrag_jax.tasks.search_task import SearchBatch, SearchTask
 from selfrag_jax.text.chat import document_body, render_conversation
+from selfrag_jax.train.experience import Trajectories
 from selfrag_jax.train.rewards import RolloutRewards
-from selfrag_jax.typing import ArrayLike
-
-
-class Experts(NamedTuple):
-  """Demonstrations of the questions, one each, as rollouts: advantages [Q] and arrays [Q, …] as in `Experience`."""
-
-  advantages: ArrayLike
-  kept: ArrayLike
-  lengths: ArrayLike
-  sampled: ArrayLike
-  tokens: ArrayLike
 
 
 def demonstrations(
   task: SearchTask, batch: SearchBatch, max_hops: int, width: int, rewards: RolloutRewards
-) -> tuple[Experts, np.ndarray]:
+) -> tuple[Trajectories, np.ndarray]:
   """Render a demonstration of each question of training, without an advantage yet; a rollout can be too short for one.
 
   Returns their rewards, float32 [Q], too: what a rollout with this answer, these documents and searches would earn.
@@ -42,7 +32,7 @@ def demonstrations(
     (turn[-1]["text"], list(map(task.tokenizer.decode, shown))) for turn, shown in zip(turns, bodies, strict=True)
   ]
   earned = rewards.of_right_answers(said, np.array(recalls), np.array(searches))
-  return Experts(zeros, fits, lengths, rows(masks)[0].astype(bool), tokens), earned
+  return Trajectories(zeros, fits, None, lengths, rows(masks)[0].astype(bool), tokens, None), earned
 
 
 def _documents(turn: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -112,7 +112,7 @@ def advantages(rewards_QxR: np.ndarray, kind: Advantage) -> tuple[np.ndarray, np
 def policy_loss(
   log_probs_BxT: Array,
   old_log_probs_BxT: Array,
-  advantages_B: Array,
+  advantages_BxT: Array,
   mask_BxT: Array,
   *,
   clip_low: float,
@@ -131,13 +131,12 @@ def policy_loss(
   total = lambda values: jnp.sum(jnp.where(mask_BxT, values, 0))
   log_ratio = jnp.where(mask_BxT, log_probs_BxT - old_log_probs_BxT, 0)
   ratio = jnp.exp(log_ratio)
-  advantage = advantages_B[:, None]
   clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-  loss = -total(jnp.minimum(ratio * advantage, clipped * advantage))
+  loss = -total(jnp.minimum(ratio * advantages_BxT, clipped * advantages_BxT))
   tokens = jnp.sum(mask_BxT)
   metrics: dict[str, Array | Mean] = {
     "ratio_gap": Mean(total(jnp.abs(log_ratio)), tokens),
-    "clipped": Mean(total((clipped * advantage < ratio * advantage).astype(jnp.float32)), tokens),
+    "clipped": Mean(total((clipped * advantages_BxT < ratio * advantages_BxT).astype(jnp.float32)), tokens),
     "surprise": Mean(-total(log_probs_BxT), tokens),
   }
   if reference_log_probs_BxT is None:

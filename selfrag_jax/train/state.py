@@ -117,12 +117,13 @@ def make_update(
   optimizer: optax.GradientTransformation,
   accumulate: int = 1,
   shardings: TrainState | None = None,
+  count: Callable[[Any], Array] | None = None,
 ) -> jax.stages.Wrapped:
   """Return the jitted step `(state, batch, *constants) -> (state, metrics)`; the state is donated.
 
-  `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the sums of micro-batches are added
-  before the one division. `shardings` are those of the state before and after: the
-  compiler alone might choose others, and the next step would have to be compiled for them.
+  `loss(params, batch, *constants)` gives sums; with `accumulate` > 1 the sums of micro-batches are added before the one
+  division, and those whose `count(micro-batch)` of tokens is 0 are left out. `shardings` are those of the state before
+  and after: the compiler alone might choose others, and the next step would have to be compiled for them.
   """
 
   def sums_and_grads(params: Params, batch: Any, *constants: Any) -> tuple[LossSums, Params]:
@@ -141,7 +142,9 @@ def make_update(
       micro = micro_batches(batch, accumulate)
       one = lambda xs: sums_and_grads(state.params, xs, *constants)
       zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, jax.tree.map(lambda x: x[0], micro)))
-      (sums, grads), _ = jax.lax.scan(lambda total, xs: (jax.tree.map(jnp.add, total, one(xs)), None), zeros, micro)
+      add = lambda total, xs: jax.tree.map(jnp.add, total, one(xs))
+      step = add if count is None else _unless_empty(add, count)
+      (sums, grads), _ = jax.lax.scan(lambda total, xs: (step(total, xs), None), zeros, micro)
     weight = jnp.maximum(sums.weight, 1)
     grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
     with jax.named_scope("optimizer"):
@@ -152,3 +155,7 @@ def make_update(
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
   return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def _unless_empty(add: Callable[[Any, Any], Any], count: Callable[[Any], Array]) -> Callable[[Any, Any], Any]:
+  return lambda total, xs: jax.lax.cond(count(xs) > 0, add, lambda total, _: total, total, xs)

@@ -26,6 +26,7 @@ from selfrag_jax.tasks.two_hop import vocabulary
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import COMPACT, document_body, render_conversation, render_documents, render_for_completion
 from selfrag_jax.text.tokenizer import WordTokenizer
+from selfrag_jax.train.experience import Trajectories, packed
 from selfrag_jax.train.optimizer import OptimizerConfig
 from selfrag_jax.train.phases.sft import SFT, SFTConfig
 
@@ -299,21 +300,26 @@ def test_a_rule_can_write_the_first_query():
   ("pattern", "first"), [("TT", "policy"), ("MM", "policy"), ("TM", "policy"), ("TM", "question")]
 )
 def test_log_probs_are_those_of_the_full_forward(pattern, first, dtype, most):
-  """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens."""
+  """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens.
+
+  It reads several rollouts in a row, from its packed rows.
+  """
   with jax.enable_x64(dtype == "float64"):
     p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7), first), pattern, SEARCHY)
     model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), p.params)
     runs = [device_rollout(Policy(model, params, p.config, p.control), key) for key in range(2)]
     r = jax.tree.map(lambda *rows: np.concatenate(rows), *runs)
-    segments = (np.arange(r.tokens.shape[1])[None] < r.lengths[:, None]).astype(np.int32)
-    again = jax.jit(lambda params: sequence_log_probs(model, params, r.tokens, segments, temperature=0.7, chunk=16))
-    gap = np.abs(np.asarray(again(params)) - r.log_probs)[r.sampled]
-    assert r.log_probs.dtype == dtype
+    ones = np.ones(len(r.tokens))
+    rows = packed([Trajectories.of(r, ones, ones > 0, None)], len(ones), 1)
+    log_probs = lambda p: sequence_log_probs(model, p, rows.tokens, rows.segment_ids, temperature=0.7, chunk=16)
+    gap = np.abs(np.asarray(jax.jit(log_probs)(params)) - rows.log_probs)[rows.rewarded]
+    assert rows.log_probs.dtype == dtype
     assert gap.max() <= most
-    after = np.roll(~r.sampled, 1, axis=1) & r.sampled  # the first of each turn, after documents or forced tokens
+    after = np.roll(~rows.rewarded, 1, axis=1) & rows.rewarded  # the first of a turn, after documents or forced tokens
     assert after.sum() > 20
-    assert r.sampled.sum() > 50
+    assert rows.rewarded.sum() == r.sampled.sum() > 50
+    assert rows.segment_ids.max() > 1
 
 
 def test_lengths_are_bounded_and_long_turns_are_closed_by_force():

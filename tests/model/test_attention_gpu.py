@@ -14,7 +14,6 @@ from selfrag_jax.mesh import absent
 from selfrag_jax.model import attention_gpu
 from selfrag_jax.model.attention import attend, causal_mask
 from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import LM, init_params, packed_states
 from selfrag_jax.ragged import length_mask
 
@@ -87,7 +86,7 @@ def uses_the_kernel(monkeypatch, run, capability="9.0", **changes) -> bool:
 
 
 def of_rows(model, params, time=256):
-  return sequence_log_probs(model, params, jnp.zeros((2, time), jnp.int32), lengths_B=jnp.array([200, 256]))
+  return packed_states(model, params, jnp.zeros((2, time), jnp.int32), lengths_B=jnp.array([200, 256]))
 
 
 def packed(model, params):

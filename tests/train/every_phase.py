@@ -53,7 +53,7 @@ JUDGED = Judged(
   {name: {name: 1.0} for name in NAMES},
 )
 WORDS = WordPieceTokenizer([*SPECIAL, *NAMES, "the", "code", "of", "is", "here", "where", "?"])
-ROLLOUT = RolloutConfig(2, 1, 4, 2)
+ROLLOUT = RolloutConfig(2, 1, 4, 2, search_for="question_and_query")
 
 
 def model(vocab_size: int, **changes) -> ModelConfig:

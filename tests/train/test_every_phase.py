@@ -57,6 +57,13 @@ def test_micro_batches_learn_what_a_batch_learns(name):
   same(found[name], on_one_device(name))
 
 
+def test_micro_batches_on_a_mesh_leave_out_the_same_rows():
+  """Reinforcement alone has micro-batches that may be empty, on the rows of every device."""
+  with jax.enable_x64(True):
+    found = results(MESHES["2x2x2"], ["rl"], accumulate=4)
+  same(found["rl"], on_one_device("rl"))
+
+
 def train_in_processes(folder: Path, n: int, names: list[str] | tuple[str, ...]) -> dict[str, list[dict[str, float]]]:
   """Train phases in `n` processes of two devices each, that talk to each other."""
   with socket.socket() as free:

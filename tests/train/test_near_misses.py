@@ -13,8 +13,10 @@ from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
+from selfrag_jax.train.experience import packed
 from selfrag_jax.train.losses import advantages
 from selfrag_jax.train.near_misses import as_whole, behind_searches, near_misses, searches_kept
+from selfrag_jax.train.phases import refrag
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner, Scores
 
@@ -133,8 +135,7 @@ def test_what_a_near_miss_has_seen_is_not_shown_again(runner, params, monkeypatc
 
 
 def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monkeypatch):
-  made, batches = phase(runner, params), []
-  scored = []
+  made, given, scored = phase(runner, params), [], []
 
   def score(played):
     """The first search of questions 0 and 2 found a gold document; rewards tell all rollouts apart."""
@@ -149,21 +150,23 @@ def test_an_update_reads_near_misses_as_groups_of_their_own(runner, params, monk
     "selfrag_jax.train.phases.refrag.near_misses",
     lambda episodes, exact, kept: (np.arange(Q) * R + 1, np.array([True, False, True, False])),
   )
-  monkeypatch.setattr(made, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
+  monkeypatch.setattr(refrag, "packed", lambda parts, *rows: given.extend(parts) or packed(parts, *rows))
+  update, shapes = made._update, []
+  monkeypatch.setattr(made, "_update", lambda state, rows: shapes.append(rows.tokens.shape) or update(state, rows))
   _, metrics = made.step(made.initial_state(), TASK.batch("train", np.arange(Q)))
-  [batch] = batches
+  before, behind = given
   assert metrics["near_misses"] == 0.5
-  assert len(batch.tokens) == made._config.rows == Q * (R + S)
+  assert len(before.tokens) + len(behind.tokens) == made._n_rows == Q * (R + S)
   first, again = scored
   expected, _ = advantages((0.3 * again).astype(np.float32).reshape(Q, S), "grpo")
-  np.testing.assert_allclose(batch.advantages[Q * R :], expected.reshape(-1), rtol=1e-4, atol=1e-5)
-  assert batch.kept[Q * R :].reshape(Q, S).tolist() == [[True] * S, [False] * S, [True] * S, [False] * S]
+  np.testing.assert_allclose(behind.advantages, expected.reshape(-1), rtol=1e-4, atol=1e-5)
+  assert behind.kept.reshape(Q, S).tolist() == [[True] * S, [False] * S, [True] * S, [False] * S]
   own, _ = advantages((0.3 * first).astype(np.float32).reshape(Q, R), "grpo")
-  np.testing.assert_allclose(batch.advantages[: Q * R], own.reshape(-1), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(before.advantages, own.reshape(-1), rtol=1e-4, atol=1e-5)
   programs = phase(runner, params).trace()
   assert set(programs) == {"rollout", "again", "update"}
   planned = programs["update"].in_avals
-  assert batch.tokens.shape in [x.shape for x in jax.tree.leaves(planned)]
+  assert shapes[0] in [x.shape for x in jax.tree.leaves(planned)]
 
 
 def test_near_misses_teach_where_the_rollouts_before_do_not(runner, params, monkeypatch):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,12 +15,15 @@ from selfrag_jax.mesh import make_mesh
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.ragged import round_up
 from selfrag_jax.tasks.rewards import RAGRewardWeights, RewardConfig, search_reward
 from selfrag_jax.tasks.search_task import SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
+from selfrag_jax.train.experience import packed
 from selfrag_jax.train.experts import demonstrations
-from selfrag_jax.train.losses import advantages
+from selfrag_jax.train.losses import advantages, policy_loss
+from selfrag_jax.train.phases import refrag
 from selfrag_jax.train.phases.refrag import Refrag, RLConfig
 from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, MemoryConfig, RolloutRunner, Scores, evaluate
@@ -81,6 +85,15 @@ def test_without_a_search_nothing_is_found(runner):
   assert not np.any([scores.first_gold, scores.gold_recall, scores.all_gold, scores.searches])
 
 
+def trajectories(phase, asked, monkeypatch):
+  """Return what the update of a step is made of: its rollouts, and its demonstrations."""
+  given = []
+  monkeypatch.setattr(refrag, "packed", lambda parts, *rows: given.extend(parts) or packed(parts, *rows))
+  monkeypatch.setattr(phase, "_update", lambda state, batch: (state, {}))
+  phase.step(phase.initial_state(), asked)
+  return given
+
+
 def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
   indices, config = np.array([4, 9, 2]), RLConfig(steps=1, questions_per_step=3, rollouts_per_question=2)
   asked = TASK.batch("train", indices)
@@ -98,11 +111,8 @@ def test_the_advantage_of_a_rollout_reaches_its_own_row(runner, monkeypatch):
     zeros = np.zeros(len(played.host.tokens))
     return Scores(zeros, zeros, zeros, gold_recall(played.host.tokens), zeros, zeros, zeros + 1)
 
-  batches = []
   monkeypatch.setattr(runner, "score", score)
-  monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
-  phase.step(phase.initial_state(), asked)
-  [batch] = batches
+  [batch] = trajectories(phase, asked, monkeypatch)
   np.testing.assert_array_equal(batch.tokens[:, : prompts.shape[1]], np.repeat(prompts, 2, axis=0))
   ones, recall = np.ones(6), gold_recall(batch.tokens)
   expected, kept = advantages(search_reward(config.reward, 0 * ones, 0 * ones, recall, ones).reshape(3, 2), "mean")
@@ -147,9 +157,6 @@ def test_demonstrations_join_the_groups_of_their_questions(runner):
   split = rl_phase(runner, experts=True, accumulate=2)
   other, _ = split.step(split.initial_state(), asked)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, other.params)
-  assert "update" in taught.trace()
-  with pytest.raises(ValueError, match="with experts, questions_per_step"):
-    RLConfig(questions_per_step=3, rollouts_per_question=4, experts=True, accumulate=4)
 
 
 def test_a_demonstration_earns_what_such_a_rollout_would(runner):
@@ -174,16 +181,14 @@ def test_a_demonstration_earns_what_such_a_rollout_would(runner):
 
 def test_a_demonstration_that_is_worse_than_the_rollouts_is_left_alone(runner, monkeypatch):
   """Its ratio stays at 1: nothing would bound how improbable a negative advantage makes it."""
-  phase, batches = rl_phase(runner, experts=True), []
-  monkeypatch.setattr(phase, "_update", lambda state, batch: (state, batches.append(jax.device_get(batch)) or {}))
+  phase = rl_phase(runner, experts=True)
   monkeypatch.setattr(phase, "_score_rewards", SimpleNamespace(of_right_answers=lambda *_: np.array([0, 0, 1, 1.0])))
   monkeypatch.setattr(phase, "_rewards", lambda episodes, scores: np.full(8, 0.5, np.float32))
-  phase.step(phase.initial_state(), TASK.batch("train", np.arange(4)))
-  [batch] = batches
-  worse, better = batch.experts.advantages[:2], batch.experts.advantages[2:]
+  rollouts, experts = trajectories(phase, TASK.batch("train", np.arange(4)), monkeypatch)
+  worse, better = experts.advantages[:2], experts.advantages[2:]
   assert (worse == 0).all()
   assert (better > 0).all()
-  assert (batch.advantages.reshape(4, 2)[:2] > 0).all()
+  assert (rollouts.advantages.reshape(4, 2)[:2] > 0).all()
 
 
 def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
@@ -200,6 +205,47 @@ def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
   assert metrics["grad_norm"] == 0
   with pytest.raises(ValueError, match="kl_weight is 0"):
     RLConfig(kl_on="wrong")
+
+
+def test_micro_batches_without_a_token_are_not_computed(runner, monkeypatch):
+  """Their loss is not a number here."""
+
+  def strict(log_probs, old, advantages, rewarded, **options):
+    sums = policy_loss(log_probs, old, advantages, rewarded, **options)
+    return sums._replace(loss=jnp.where(rewarded.any(), sums.loss, jnp.nan))
+
+  monkeypatch.setattr(refrag, "policy_loss", strict)
+  losses = {}
+  for last in (2, 8):  # of 8 rollouts with a reward of their own, the others earn the same
+    phase = rl_phase(runner, accumulate=8)
+    earned = np.where(np.arange(8) < last, np.arange(8) % 2, 0.5).astype(np.float32)
+    monkeypatch.setattr(phase, "_rewards", lambda episodes, scores, earned=earned: earned)
+    _, metrics = phase.step(phase.initial_state(), TASK.batch("train", np.arange(4)))
+    losses[last] = float(metrics["loss"])
+    assert metrics["groups_kept"] == last / 8
+    assert metrics["tokens"] > 8 * 10  # of all rollouts
+  assert np.isfinite(list(losses.values())).all()
+
+
+@pytest.mark.parametrize(
+  "options", [{}, {"experts": True}, {"kl_weight": 0.5, "kl_on": "wrong"}], ids=["plain", "experts", "wrong"]
+)
+def test_the_rows_of_an_update_are_those_that_it_is_planned_for(runner, options, monkeypatch):
+  """Also where they do not split evenly; and what is pulled or shown alone is no empty micro-batch."""
+  rows, learned = [], []
+  monkeypatch.setattr(refrag, "packed", lambda *args: rows.append(packed(*args)) or rows[-1])
+  for accumulate in (1, 3):
+    phase = rl_phase(runner, accumulate=accumulate, **options)
+    start = phase.initial_state()
+    moved = start.replace(params=jax.tree.map(lambda x: x * 1.1, start.params))  # the KL to it is not 0
+    state, metrics = phase.step(moved, TASK.batch("train", np.arange(4)))
+    assert (metrics["grad_norm"] > 0) == bool(options)
+    learned.append(state.params)
+    planned = phase.trace()["update"].in_avals[0][1]
+    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+    assert shapes(planned) == shapes(rows[-1])
+    assert len(rows[-1].tokens) == round_up(12 if "experts" in options else 8, accumulate)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *learned)
 
 
 @pytest.mark.parametrize("options", [{"experts": True}, {"kl_weight": 0.1, "kl_on": "wrong"}])

@@ -84,6 +84,7 @@ class GradientPhase(abc.ABC):
 
   best_metric: str | None = None
   contrasts_rows = False  # True: the loss needs the whole batch, and itself reads it `by_micro_batch`
+  may_be_empty = False  # True: micro-batches can be without a token, and are left out then
 
   def __init__(self, name: str, init: Init, config: PhaseConfig, lora: LoRAConfig = FULL, **start: Unpack[Start]):
     self.name, self.total_steps = name, config.steps
@@ -95,7 +96,8 @@ class GradientPhase(abc.ABC):
     self._optimizer = make_optimizer(config.optimizer, config.steps)
     shardings = state_shardings(self._init, self._optimizer, self._mesh)
     accumulate = 1 if self.contrasts_rows else config.accumulate
-    self._update = make_update(loss, self._optimizer, accumulate, shardings)
+    count = self._count_tokens if self.may_be_empty else None
+    self._update = make_update(loss, self._optimizer, accumulate, shardings, count)
     self._count = jax.jit(self._count_tokens)
 
   def abstract_state(self) -> TrainState:

@@ -7,26 +7,27 @@ the advantage of their rollout over its siblings. Prompt, retrieved and forced t
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from selfrag_jax.checked import Checked, Count, Natural, Range, Share, Weight
 from selfrag_jax.generate.rollout import Queries, Rollout, RolloutConfig, searches_width
-from selfrag_jax.mesh import check_batch, gathered, own_rows, spread
+from selfrag_jax.mesh import batch_shards, check_batch, gathered, own_rows, spread
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
+from selfrag_jax.ragged import round_up
 from selfrag_jax.tasks.rewards import RewardConfig
 from selfrag_jax.tasks.search_task import SearchBatch, permuted
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm
-from selfrag_jax.train.experts import Experts, demonstrations
+from selfrag_jax.train.experience import Experience, Trajectories, packed
+from selfrag_jax.train.experts import demonstrations
 from selfrag_jax.train.losses import Advantage, advantages, policy_loss
 from selfrag_jax.train.near_misses import as_whole, behind_searches, near_misses, searches_kept
 from selfrag_jax.train.optimizer import OptimizerConfig
-from selfrag_jax.train.phases.base import GradientPhase, Start, check_split
+from selfrag_jax.train.phases.base import GradientPhase, Start
 from selfrag_jax.train.rewards import RolloutRewards
 from selfrag_jax.train.rollouts import Episodes, RolloutRunner, Scores
 from selfrag_jax.train.state import LossSums, TrainState
@@ -59,7 +60,6 @@ class RLConfig(Checked):
     super().__post_init__()
     if self.kl_on == "wrong" and not self.kl_weight:
       raise ValueError("kl_on = 'wrong' says on which rollouts the KL acts, but kl_weight is 0: set it, too")
-    check_split(self.rows, self.accumulate, "the number of rollouts")
     if self.resample == 1:
       raise ValueError("resample = 1: a rollout alone has no other one to be better than; give 2 or more, or 0")
     if self.control != "none" and (self.experts or self.kl_on == "wrong"):
@@ -70,35 +70,18 @@ class RLConfig(Checked):
       )
     if self.experts and self.reward.model:
       raise ValueError("experts earn as right answers, which a reward model may score lower: set one or the other")
-    if self.experts:
-      check_split(self.questions_per_step, self.accumulate, "with experts, questions_per_step")
 
   @property
-  def rows(self) -> int:
-    """The number of rollouts of a step."""
-    return self.questions_per_step * (self.rollouts_per_question + self.resample)
-
-
-class Experience(NamedTuple):
-  """Rollouts as the update reads them: `advantages` float32 [B], the other arrays as in `Rollout`.
-
-  `kept` bool [B]: the rewards of its group differ. `pulled` bool [B]: the KL acts on it; None: on what is kept.
-  """
-
-  advantages: Array
-  kept: Array
-  pulled: Array | None
-  lengths: Array
-  log_probs: Array
-  sampled: Array
-  tokens: Array
-  experts: Experts | None = None
+  def trajectories(self) -> int:
+    """The rollouts and demonstrations of a step, from which its update learns."""
+    return self.questions_per_step * (self.rollouts_per_question + self.resample + self.experts)
 
 
 class Refrag(GradientPhase):
   """The phase. It starts from `params`, a policy that knows the format; `evaluate_policy(params)` scores rollouts."""
 
   best_metric = "exact_match"
+  may_be_empty = True
 
   def __init__(
     self,
@@ -110,7 +93,6 @@ class Refrag(GradientPhase):
     **start: Unpack[Start],
   ):
     check_batch(start["mesh"], config.questions_per_step, "rl.questions_per_step")
-    check_batch(start["mesh"], config.rows // config.accumulate, "rollouts of a step / rl.accumulate")
     self._kept = searches_kept(rollout)
     if config.resample and rollout.max_hops <= self._kept:
       raise ValueError(
@@ -130,6 +112,8 @@ class Refrag(GradientPhase):
       )
     super().__init__(name, partial(init_params, model), config, **start)
     self._model = model
+    # a row for each trajectory, if none fits beside another, and as many in each micro-batch on each device
+    self._n_rows = round_up(config.trajectories, config.accumulate * batch_shards(self._mesh))
     self._runner, self._config, self._rollout = runner, config, rollout
     self._alarm = CollapseAlarm(config.alarm)
     self._score_rewards = RolloutRewards(runner, config.reward, rollout.max_hops)
@@ -158,17 +142,18 @@ class Refrag(GradientPhase):
       shown = shown._replace(advantages=np.maximum(with_one[:, -1], 0), kept=shown.kept & differs)
     told: dict[str, np.ndarray] = {"reward": rewards, "groups_kept": kept, **scores._asdict()}
     columns = advantage.reshape(-1), np.repeat(kept, repeats), self._pulled(scores)
+    parts = [Trajectories.of(episodes.host, *columns), *([shown] if shown else [])]
     if config.resample:
       again, of_again, missed = self._try_again(state.params, episodes, scores, key)
-      experience = _stacked(_experience(episodes.host, *columns), _experience(again, *of_again))._replace(experts=shown)
+      parts.append(Trajectories.of(again, *of_again))
       told["near_misses"] = missed
-    else:
-      experience = _experience(episodes.rollout, *columns, shown)
-    rows = spread(experience, self._mesh)
-    state, metrics = self._update(state, rows, *self._reference)
-    told, right = gathered((told, _right_tokens(episodes.host, scores.exact_match)), self._mesh)
+    rows = packed(parts, len(own_rows(self._mesh, self._n_rows)), config.accumulate)
+    state, metrics = self._update(state, spread(rows, self._mesh), *self._reference)
+    lengths = np.concatenate([part.lengths for part in parts if part.log_probs is not None])
+    right = _right_tokens(episodes.host, scores.exact_match)
+    told, right, lengths = gathered((told, right, lengths), self._mesh)
     means = {name: float(values.mean()) for name, values in told.items()} | _likelihood(*right)
-    return state, {**metrics, **means, "tokens": self._count(rows)}
+    return state, {**metrics, **means, "tokens": float(lengths.sum())}  # of rollouts, which take longer than the update
 
   def _advantages(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute those of this process's questions; the mean that `reinforce` subtracts is of all processes' rollouts."""
@@ -231,19 +216,17 @@ class Refrag(GradientPhase):
       behind = batch._replace(prompts=np.zeros((len(batch.lengths), self._width_behind(batch)), np.int32))
       seen = np.zeros((len(batch.lengths), self._kept * self._rollout.documents_per_hop), np.int32)
       programs["again"] = trace(behind, self._bounds_behind, repeats=config.resample, seen=seen)
-    of_rows = lambda dtype, *shape: jax.ShapeDtypeStruct((config.rows, *shape), dtype)
-    columns: list[Any] = [of_rows(np.float32), of_rows(np.bool_), None if config.kl_on == "all" else of_rows(np.bool_)]
-    if config.experts:
-      columns.append(self._demonstrations(batch, done.tokens.shape[1])[0])
+    shape, optional = (self._n_rows, done.tokens.shape[1]), {"pulled": config.kl_on == "wrong", "shown": config.experts}
+    rows = Experience.empty(shape, done.log_probs.dtype, **optional)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows)
     reference = (state.params,) if config.kl_weight else ()
-    rows = jax.tree.map(lambda x: of_rows(x.dtype, *x.shape[1:]), done)
-    return programs | {"update": self._trace_update(_experience(rows, *columns), *reference)}
+    return programs | {"update": self._trace_update(rows, *reference)}
 
-  def _demonstrations(self, batch: SearchBatch, width: int) -> tuple[Experts, np.ndarray]:
+  def _demonstrations(self, batch: SearchBatch, width: int) -> tuple[Trajectories, np.ndarray]:
     return demonstrations(self._runner.task, batch, self._rollout.max_hops, width, self._score_rewards)
 
   def _count_tokens(self, batch: Experience) -> Array:
-    return batch.lengths.sum()
+    return batch.n_tokens()
 
   def _rewards(self, episodes: Episodes, scores: Scores) -> np.ndarray:
     config = self._config
@@ -259,39 +242,25 @@ class Refrag(GradientPhase):
     return self._score_rewards(episodes, scores)
 
   def _loss(self, params: Params, batch: Experience, *reference: Params) -> LossSums:
-    tokens = batch.tokens
-    temperature = self._rollout.sampling.temperature
-    log_probs = lambda p: sequence_log_probs(
-      self._model, p, tokens, lengths_B=jnp.asarray(batch.lengths), temperature=temperature
+    config, temperature = self._config, self._rollout.sampling.temperature
+    log_probs_of = lambda p: sequence_log_probs(
+      self._model, p, batch.tokens, batch.segment_ids, temperature=temperature
     )
-    sums = policy_loss(
-      log_probs(params),
+    log_probs = log_probs_of(params)
+    loss = partial(policy_loss, log_probs, clip_low=config.clip_low, clip_high=config.clip_high)
+    sums = loss(
       batch.log_probs,
       batch.advantages,
-      batch.sampled & batch.kept[:, None],
-      clip_low=self._config.clip_low,
-      clip_high=self._config.clip_high,
-      kl_weight=self._config.kl_weight,
-      reference_log_probs_BxT=log_probs(reference[0]) if reference else None,
-      kl_mask_BxT=None if batch.pulled is None else batch.sampled & batch.pulled[:, None],
+      batch.rewarded,
+      kl_weight=config.kl_weight,
+      reference_log_probs_BxT=log_probs_of(reference[0]) if reference else None,
+      kl_mask_BxT=batch.pulled,
     )
-    return sums if batch.experts is None else _added(sums, self._loss_of_experts(params, batch.experts))
-
-  def _loss_of_experts(self, params: Params, batch: Experts) -> LossSums:
-    """Move the probability of the demonstrations by their advantage.
-
-    The policy did not write them: there is no old probability, and the ratio stays at 1.
-    """
-    config, (advantage, kept, lengths, sampled, tokens) = self._config, map(jnp.asarray, batch)
-    temperature = self._rollout.sampling.temperature
-    log_probs = sequence_log_probs(self._model, params, tokens, lengths_B=lengths, temperature=temperature)
-    old, mask = jax.lax.stop_gradient(log_probs), sampled & kept[:, None]
-    return policy_loss(log_probs, old, advantage, mask, clip_low=config.clip_low, clip_high=config.clip_high)
-
-
-def _stacked(one: Any, other: Any) -> Any:
-  """Join trees of host arrays along their rows."""
-  return jax.tree.map(lambda *rows: np.concatenate(rows), one, other)
+    if batch.shown is None:
+      return sums
+    # the policy did not write the demonstrations: there is no old probability, and the ratio stays at 1
+    of_shown = loss(jax.lax.stop_gradient(log_probs), batch.advantages, batch.shown)
+    return LossSums(sums.loss + of_shown.loss, sums.weight + of_shown.weight, sums.metrics)
 
 
 def _right_tokens(rollout: Rollout, exact_match: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -303,13 +272,3 @@ def _right_tokens(rollout: Rollout, exact_match: np.ndarray) -> tuple[np.ndarray
 def _likelihood(sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
   """Return the mean log-probability of a sampled token of the rollouts that answer right; nothing if none does."""
   return {"right_log_prob": float(sums.sum() / counts.sum())} if counts.any() else {}
-
-
-def _added(sums: LossSums, others: LossSums) -> LossSums:
-  """Add losses; the metrics are those of the first."""
-  return LossSums(sums.loss + others.loss, sums.weight + others.weight, sums.metrics)
-
-
-def _experience(rollout: Rollout, advantages: Any, kept: Any, pulled: Any, experts: Any = None) -> Experience:
-  columns = rollout.lengths, rollout.log_probs, rollout.sampled, rollout.tokens
-  return Experience(advantages, kept, pulled, *columns, experts)
