@@ -105,6 +105,8 @@ def run_fold(experiment: refrag.Experiment, workdir: Path, chosen: Sequence[str]
   sft = take(experiment.sft_phase("sft", experiment.sft))
   fused = refrag.answered_by(experiment, others[FUSED])
   for name in [name for name in ("before", *chosen) if name in todo]:
+    if (workdir / "before.npz").exists():  # what is known so far: the next arm may take hours
+      print(f"\n{table([workdir], chosen)}\n", flush=True)
     try:
       params = sft if name == "before" else reinforce(experiment, workdir, name, sft)
     except CollapseError as error:
