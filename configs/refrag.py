@@ -56,6 +56,7 @@ def two_hop(variant: str) -> ml_collections.ConfigDict:
     "rl": {
       # a state forgets: without attention, learning to copy a name from a document takes twice as long
       "steps": 200 if variant == "mamba" else 100,
+      "accumulate": 8,  # what is packed and teaches something fills few parts, and the others are not computed
       # a found document earns little beside a lucky answer: GRPO divides by the spread, so that it still counts
       "advantage": "grpo",
       # without attention the policy settles soon, for a pair of relations, on the wrong second search: then no rollout
