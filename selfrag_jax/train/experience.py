@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from selfrag_jax.generate.rollout import Rollout
-from selfrag_jax.typing import Array
 
 
 class Trajectories(NamedTuple):
@@ -56,10 +55,6 @@ class Experience(NamedTuple):
     ints, bools = (lambda: np.zeros(shape, np.int32)), (lambda wanted: np.zeros(shape, bool) if wanted else None)
     floats = np.zeros(shape, log_probs), np.zeros(shape, np.float32)
     return cls(ints(), ints(), *floats, bools(True), bools(pulled), bools(shown))
-
-  def n_tokens(self) -> Array:
-    """Count the tokens, int32 []."""
-    return (self.segment_ids > 0).sum()
 
 
 def packed(parts: Sequence[Trajectories], n_rows: int, micro_batches: int) -> Experience:

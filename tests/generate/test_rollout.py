@@ -300,10 +300,7 @@ def test_a_rule_can_write_the_first_query():
   ("pattern", "first"), [("TT", "policy"), ("MM", "policy"), ("TM", "policy"), ("TM", "question")]
 )
 def test_log_probs_are_those_of_the_full_forward(pattern, first, dtype, most):
-  """The update sees the probabilities that the rollout sampled from, also after retrieved and forced tokens.
-
-  It reads several rollouts in a row, from its packed rows.
-  """
+  """The update, in packed rows, sees the probabilities that were sampled from, behind retrieved and forced tokens."""
   with jax.enable_x64(dtype == "float64"):
     p = policy(RolloutConfig(2, 1, 4, 3, SamplingConfig(0.7), first), pattern, SEARCHY)
     model = dataclasses.replace(p.model, dtype=dtype, param_dtype=dtype)

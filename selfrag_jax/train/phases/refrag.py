@@ -226,7 +226,7 @@ class Refrag(GradientPhase):
     return demonstrations(self._runner.task, batch, self._rollout.max_hops, width, self._score_rewards)
 
   def _count_tokens(self, batch: Experience) -> Array:
-    return batch.n_tokens()
+    return (batch.segment_ids > 0).sum()
 
   def _rewards(self, episodes: Episodes, scores: Scores) -> np.ndarray:
     config = self._config
