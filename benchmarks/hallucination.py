@@ -1,6 +1,7 @@
 """The default checker of claims: how well it tells supported claims about SQuAD's passages from three kinds of others.
 
   python benchmarks/hallucination.py --data=FOLDER --split=test
+  python benchmarks/hallucination.py --data=FOLDER --split=test --model=smollm2-135m    also a model's judgement
 
 FOLDER holds `dev-v2.0.json` of SQuAD 2.0. `benchmarks/hallucination_claims.py` makes the claims: supported ones, of
 which more than half hold a negation or are paraphrased by a rule, and negated, swapped and shuffled ones. The checker
@@ -33,9 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.hallucination_claims import HAS_NEGATION, KINDS, Claim, make_claims
 from selfrag_jax.metrics.rule_checker import THRESHOLD, RuleChecker
 from selfrag_jax.metrics.statistics import bootstrap_interval
+from selfrag_jax.retrieval.entailment import Entailment
 
 DATA = flags.DEFINE_string("data", None, "Folder with dev-v2.0.json.", required=True)
 SPLIT = flags.DEFINE_enum("split", "tune", ["tune", "test"], "Articles with an even index, or the others.")
+MODEL = flags.DEFINE_string("model", None, "A language model that is asked whether a passage says so.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the claims.")
 MOST = flags.DEFINE_integer("most", 150, "Most claims of a kind.")
 
@@ -108,7 +111,11 @@ def main(_: list[str]) -> None:
   print(f"{SPLIT.value}: {len(mine)} articles, {len(passages)} passages, {len(claims)} claims: {counts}")
   print(f"{hard} of the supported claims are paraphrased or hold a negation")
   print(f"{'AUC':20}" + "".join(f"{kind:>26}" for kind in KINDS[1:]))
-  for name, rule in RULES.items():
+  rules = dict(RULES)
+  if MODEL.value:
+    judge = Entailment.load(MODEL.value)
+    rules[MODEL.value] = lambda claim: judge.score(claim.text, [claim.passage])
+  for name, rule in rules.items():
     scores = np.array([rule(claim) for claim in claims])
     print(f"{name:20}" + "".join(f"{area_over_passages(claims, scores, kind):>26}" for kind in KINDS[1:]), flush=True)
   share = lambda kind: np.mean([checker(claim) >= THRESHOLD for claim in claims if claim.kind == kind])

@@ -2,6 +2,7 @@
 
   python benchmarks/multi_hop.py --data=FOLDER                         BM25
   python benchmarks/multi_hop.py --data=FOLDER --retriever=hybrid      BM25 and all-MiniLM-L6-v2
+  python benchmarks/multi_hop.py --data=FOLDER --writer=smollm2-135m   also queries that a language model writes
 
 FOLDER is a judged collection in the layout of BEIR. Every arm returns ten passages a question. The second query is the
 question and: the new names of the best passage (the rule), all of its words, its title, the new names of a random
@@ -16,14 +17,18 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from selfrag_jax.generate.engine import Engine
 from selfrag_jax.metrics.retrieval import all_found
 from selfrag_jax.metrics.statistics import bootstrap_difference, bootstrap_interval
 from selfrag_jax.retrieval.base import create
 from selfrag_jax.retrieval.beir import read_beir
 from selfrag_jax.retrieval.multi_hop import MultiHopRetriever, add_names
+from selfrag_jax.tasks.query_writer import QueryWriter
+from selfrag_jax.train.load import load_model
 
 DATA = flags.DEFINE_string("data", None, "a judged collection in the layout of BEIR", required=True)
 RETRIEVER = flags.DEFINE_string("retriever", "bm25", "the retriever that is asked: bm25, dense or hybrid")
+WRITER = flags.DEFINE_string("writer", None, "a chat model that writes second queries, in an arm of its own")
 SEED = flags.DEFINE_integer("seed", 0, "the seed of the random passages")
 TOP_K = 10
 
@@ -43,6 +48,8 @@ def main(argv: list[str]) -> None:
     "names of a random passage": lambda question, read: add_names(question, [[anyone()]]),
     "the question again": lambda question, read: question,
   }
+  if WRITER.value:
+    rules[f"what {WRITER.value} writes"] = QueryWriter(Engine(load_model(WRITER.value)))
   arms = {"one search": MultiHopRetriever(retriever, hops=1)}
   arms |= {f"two: {name}": MultiHopRetriever(retriever, rule, hops=2) for name, rule in rules.items()}
   arms["three: names of the best"] = MultiHopRetriever(retriever, hops=3)

@@ -15,6 +15,7 @@ from selfrag_jax.mesh import fetch
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
+from selfrag_jax.text.rag_prompts import render_rag_conversation_for_tokenizer
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 from selfrag_jax.train.load import LoadedModel, load_model
 
@@ -23,11 +24,15 @@ _complete = jax.jit(complete, static_argnames=("model", "max_new_tokens", "sampl
 
 
 class Answer(NamedTuple):
-  """The text of an answer, and the numbers of tokens of its prompt and of the answer."""
+  """The text of an answer, and the numbers of tokens of its prompt and of the answer.
+
+  `dropped_documents` counts those that did not fit into the model's context.
+  """
 
   text: str
   prompt_tokens: int
   tokens: int
+  dropped_documents: int = 0
 
 
 class ChatModel:
@@ -60,8 +65,19 @@ class ChatModel:
     seed: int = 0,
     batch_size: int = 1,
   ) -> list[Answer]:
-    """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order."""
-    prompts = [self._prompt(turns) for turns in conversations]
+    """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order.
+
+    Retrieved documents that do not fit into the model's context beside the answer are dropped, the last first. Raises
+    ValueError for a conversation that does not fit without any.
+    """
+    room = None if self.context_tokens is None else self.context_tokens - max_new_tokens
+    fitted = [
+      render_rag_conversation_for_tokenizer(
+        self.tokenizer, {"messages": list(turns)}, self._template, room, for_completion=True
+      )
+      for turns in conversations
+    ]
+    prompts = [one.ids for one in fitted]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
     for start in range(0, len(by_length), batch_size):
@@ -81,7 +97,8 @@ class ChatModel:
         )
       )
       for i, row, n in zip(part, written.tokens, written.lengths, strict=False):
-        answers[i] = Answer(self.tokenizer.decode(row[:n], skip_special=True), len(prompts[i]), int(n))
+        said = self.tokenizer.decode(row[:n], skip_special=True)
+        answers[i] = Answer(said, len(prompts[i]), int(n), fitted[i].dropped_documents)
     return [answers[i] for i in range(len(prompts))]
 
 
@@ -139,7 +156,7 @@ class LocalEngine(tg.MeteredEngine):
       sampling=SamplingConfig(sampling.get("temperature", 0.0)),
       seed=self._seed,
     )
-    return Completion(*answer)
+    return Completion(answer.text, answer.prompt_tokens, answer.tokens)
 
   def _count(self, content: Content | None) -> int:
     return len(self._chat.tokenizer.encode(content)) + 8 if isinstance(content, str) else 0  # 8: ChatML's own

@@ -27,6 +27,7 @@ from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
 from selfrag_jax.tasks.articles import Articles
+from selfrag_jax.tasks.conversations import Conversations
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.qa import load_task
 from selfrag_jax.tasks.rag import Shown
@@ -87,11 +88,20 @@ class ArticlesData(Checked):
   data_set: str = "squad_v2"
   path: str = ""
   split: str = "validation"  # of the official files; the experiment makes its own parts
-  retriever: str = "bm25"
-  knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file, searched by `retriever`
+  retriever: str = ""  # empty: bm25, or that of the knowledge base
+  knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file
   top_k: Count = 3
   further: Natural = 0  # questions about the same passage after the first one of a conversation of training
   parts: TitleParts = TitleParts()
+  seed: Seed = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversationsData(Checked):
+  """Conversations whose documents were retrieved beforehand: train.jsonl, valid.jsonl and test.jsonl in a folder."""
+
+  name: str
+  path: str = ""
   seed: Seed = 0
 
 
@@ -150,14 +160,18 @@ class EvalConfig(Checked):
 
 PHASES = {"pretrain": ReadingConfig, "choose": ReadingConfig, "rag": RAGConfig}
 OWN = {**PHASES, "evaluation": EvalConfig, "loop": LoopConfig}
-DATA = {"countries": CountriesData, "articles": ArticlesData}
+DATA = {"countries": CountriesData, "articles": ArticlesData, "conversations": ConversationsData}
 SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, **OWN}
 SCRATCH_BUCKET, BUCKET = 32, 128  # prompts are padded to a multiple; those of the embedded task are short
 
 
 @dataclasses.dataclass
 class Experiment:
-  """A config and the objects built from it. `base_params`: the pretrained parameters; None: from scratch."""
+  """A config and the objects built from it.
+
+  `base_params`: the pretrained parameters; None: from scratch. `context_tokens`: the longest text that they are made
+  for; None if unknown.
+  """
 
   config: dict[str, Any]
   mesh: Mesh
@@ -165,6 +179,7 @@ class Experiment:
   tokenizer: Tokenizer
   template: ChatTemplate
   base_params: Params | None
+  context_tokens: int | None
   plain: Task | None
   model: ModelConfig
   pretrain: ReadingConfig
@@ -228,17 +243,17 @@ class Experiment:
     """Score the greedy answers to the first `n` questions of a split."""
     task, section = self.reading.questions(split, n, condition), self.evaluation
     bucket = SCRATCH_BUCKET if self.base_params is None else BUCKET
-    model = ChatModel(LoadedModel(self.model, params, {}, self.tokenizer), "the model", self.template, bucket)
+    loaded = LoadedModel(self.model, params, {}, self.tokenizer, self.context_tokens)
+    model = ChatModel(loaded, "the model", self.template, bucket)
     rows = list(task)
     said = model.answer(
       [self._messages(row) for row in rows], max_new_tokens=section.max_new_tokens, batch_size=section.batch_size
     )
     judged = [
-      (task.evaluate(row, answer.text), task.reward(row, answer.text), bool(row["answers"]))
+      (task.evaluate(row, answer.text), task.reward(row, answer.text), bool(row["answers"]), answer.dropped_documents)
       for row, answer in zip(rows, said, strict=True)
     ]
-    exact, soft, has_answer = zip(*judged, strict=True)
-    return Scores(np.array(exact), np.array(soft), np.array(has_answer))
+    return Scores(*map(np.array, zip(*judged, strict=True)))
 
   def _messages(self, conversation: Conversation) -> list[Mapping[str, Any]]:
     return repeat_documents(conversation["messages"], self.config["data"].get("repeats", 1))
@@ -261,9 +276,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
     loaded, tokenizer, template = None, reading.tokenizer, COMPACT
     fields = {"vocab_size": tokenizer.vocab_size}
   model = base.make_model({**fields, **config["model"]}, mesh)
-  params = loaded.params if loaded else None
-  plain = read_plain(sections["rag"].plain, isinstance(reading, Articles))
-  experiment = Experiment(config, mesh, reading, tokenizer, template, params, plain, model, **sections)
+  params, context_tokens = (loaded.params, loaded.context_tokens) if loaded else (None, None)
+  plain = read_plain(sections["rag"].plain, not isinstance(reading, Countries))
+  experiment = Experiment(config, mesh, reading, tokenizer, template, params, context_tokens, plain, model, **sections)
   if not experiment.policies:
     raise ValueError("no model would be scored: set rag.steps, or init and evaluation.before")
   first = experiment.policies[0]
@@ -278,16 +293,23 @@ def build(config: Mapping[str, Any]) -> Experiment:
   return experiment
 
 
-def read_data(section: CountriesData | ArticlesData) -> Countries | Articles:
+def read_data(section: CountriesData | ArticlesData | ConversationsData) -> Countries | Articles | Conversations:
   """Make the questions that a section names. Raises ValueError with the fix."""
   if isinstance(section, CountriesData):
     names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "alike", "authors", "seed"
     return Countries(**{name: getattr(section, name) for name in names})
   if not section.path:
-    raise ValueError("config.data.path is empty; give the official files of config.data.data_set: --data=PATH")
+    kind = "folder" if isinstance(section, ConversationsData) else "official files of config.data.data_set"
+    raise ValueError(f"config.data.path is empty; give the {kind}: --data=PATH")
+  if isinstance(section, ConversationsData):
+    conversations = Conversations(section.path, section.seed)
+    print(conversations, flush=True)
+    return conversations
   task = load_task(section.data_set, section.path, split=section.split)
   names = "retriever", "knowledge_base", "top_k", "further", "parts", "seed"
-  return Articles(task, **{name: getattr(section, name) for name in names})
+  articles = Articles(task, **{name: getattr(section, name) for name in names})
+  print(articles.audit, flush=True)
+  return articles
 
 
 def read_plain(section: PlainConfig, is_of_files: bool) -> Task | None:
@@ -381,6 +403,7 @@ def value_names(experiment: Experiment) -> set[str]:
   policies, conditions = experiment.policies, experiment.conditions
   asked = experiment.reading.questions("test", experiment.evaluation.final, conditions[0])
   has_answer = np.array([bool(row["answers"]) for row in asked])
-  nothing = Scores(np.zeros(len(asked)), np.zeros(len(asked)), has_answer)
+  zeros = np.zeros(len(asked), int)
+  nothing = Scores(zeros, zeros, has_answer, zeros)
   found = summarize(dict.fromkeys(policies, dict.fromkeys(conditions, nothing)))
   return set(numbers(found | about(experiment))) | {"wall_seconds"}

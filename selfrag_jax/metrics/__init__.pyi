@@ -15,6 +15,7 @@ from .claims import Checker as Checker
 from .claims import HallucinationReport as HallucinationReport
 from .claims import check_hallucination as check_hallucination
 from .position import u_shape as u_shape
+from .retrieval import all_found as all_found
 from .retrieval import compute_retrieval_precision as compute_retrieval_precision
 from .retrieval import compute_retrieval_recall as compute_retrieval_recall
 from .retrieval import ndcg as ndcg

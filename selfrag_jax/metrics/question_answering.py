@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from selfrag_jax.metrics.abstention import says_unknown
 from selfrag_jax.metrics.answers import (
   answer_scores,
   exact_match,
@@ -52,13 +53,14 @@ def score_question(
 ) -> QuestionScores:
   """Score a completion beside the passages that it read, all as (title, text); None: it was to read none.
 
-  `unknown`, and an empty completion, count as no answer: right where there are no `answers`. `f1` is the rule of the
+  `unknown`, an empty completion, and one that begins by saying that its author or the passages do not know, count as no
+  answer: right where there are no `answers`. `f1` is the rule of the
   data set. Where no passage was found, the scores of passages are 0. They are NaN without gold passages, and those of
   claims where there is no answer or no passage.
   """
   text = remove_citations(completion)
   plain = normalize_answer(text.replace("’", "'"))
-  abstained = plain in ("", normalize_answer(unknown))
+  abstained = plain in ("", normalize_answer(unknown)) or says_unknown(text)
   said = "" if abstained else text
   scores = QuestionScores(
     exact_match(said, answers), f1(said, answers), substring_match(said, answers), float(abstained)

@@ -19,25 +19,32 @@ CONDITIONS = {
 
 
 class Scores(NamedTuple):
-  """Exact match and softer score of each question [N], and whether it has an answer, bool [N]."""
+  """Exact match and softer score of each question [N], and whether it has an answer, bool [N].
+
+  `dropped` counts the documents of each prompt that did not fit into the model's context, int [N].
+  """
 
   exact: np.ndarray
   soft: np.ndarray
   has_answer: np.ndarray
+  dropped: np.ndarray
 
 
 def summarize(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
   """Return the scores of the questions with an answer, and how often it was right to give none, of every condition."""
-  report: dict[str, Any] = {key: {} for key in ("em", "em_interval", "f1", "f1_interval", "no_answer")}
+  report: dict[str, Any] = {
+    key: {} for key in ("em", "em_interval", "f1", "f1_interval", "no_answer", "dropped_documents")
+  }
   for policy, of in scores.items():
     for found in report.values():
       found[policy] = {}
-    for condition, (exact, soft, has_answer) in of.items():
+    for condition, (exact, soft, has_answer, dropped) in of.items():
       right, n = exact[has_answer], int(has_answer.sum())
       report["em"][policy][condition] = float(right.mean())
       report["em_interval"][policy][condition] = list(wilson_interval(int(right.sum()), n))
       report["f1"][policy][condition] = float(soft[has_answer].mean())
       report["f1_interval"][policy][condition] = list(bootstrap_interval(soft[has_answer]))
+      report["dropped_documents"][policy][condition] = int(dropped.sum())
       if n < len(exact):
         report["no_answer"][policy][condition] = float(exact[~has_answer].mean())
   first = next(iter(next(iter(scores.values())).values()))
@@ -66,5 +73,7 @@ def table(report: Mapping[str, Any]) -> str:
       lines.append(
         f"{policy:10}{condition:12}{em:6.3f}  [{low:.3f}, {high:.3f}]  {f1}  {unknown}   {CONDITIONS[condition]}"
       )
+      if dropped := report["dropped_documents"][policy][condition]:
+        lines.append(f"{'':22}{dropped} documents did not fit into the model's context, and were not shown")
   lines.append(f"n = {report['n']}, {report['with_answer']} of them with an answer; {report['wall_seconds']:.0f} s")
   return "\n".join(lines)

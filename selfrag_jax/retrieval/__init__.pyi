@@ -8,6 +8,7 @@ from .beir import read_beir as read_beir
 from .bm25 import BM25Retriever as BM25Retriever
 from .dense import DenseRetriever as DenseRetriever
 from .document import Document as Document
+from .entailment import Entailment as Entailment
 from .hybrid import HybridRetriever as HybridRetriever
 from .knowledge_base import merge_knowledge_bases as merge_knowledge_bases
 from .knowledge_base import prepare_knowledge_base as prepare_knowledge_base

@@ -10,6 +10,7 @@ from .prompt_tasks import PromptTask as PromptTask
 from .prompt_tasks import Sample as Sample
 from .prompt_tasks import make_task as make_task
 from .qa import load_task as load_task
+from .query_writer import QueryWriter as QueryWriter
 from .rag import MultiHopRAGTask as MultiHopRAGTask
 from .rag import RAGTask as RAGTask
 from .rag import StaticRAGTask as StaticRAGTask

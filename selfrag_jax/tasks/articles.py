@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from selfrag_jax.metrics.answers import exact_match, normalize_answer, squad_f1
-from selfrag_jax.retrieval.base import create, load
 from selfrag_jax.retrieval.beir import TitleParts, deal
+from selfrag_jax.retrieval.manager import RetrievalManager
+from selfrag_jax.tasks.audit import complete_only, with_texts
 from selfrag_jax.tasks.countries import ENDLESS
 from selfrag_jax.tasks.country_wordings import UNKNOWN
 from selfrag_jax.tasks.documents import DocumentQuestion, prompt
 from selfrag_jax.tasks.official import corpus_of
-from selfrag_jax.tasks.rag import Shown
+from selfrag_jax.tasks.rag import ALARM, Shown
 from selfrag_jax.tasks.search_task import ShuffledEpochs
 from selfrag_jax.tasks.task import Conversation, Task
 from selfrag_jax.text.rag_prompts import create_rag_training_example
@@ -26,7 +27,7 @@ INSTRUCTION = f"Answer the question in a few words with what the documents say. 
 SPLIT, EPOCHS, SHOWN = range(3)  # keep the random numbers of different purposes apart
 
 SPARE = 4  # passages that are found beyond those that are shown, in place of those that must not be
-PARTS = TitleParts()
+PARTS, BM25 = TitleParts(), "bm25"
 
 
 class Articles:
@@ -42,7 +43,7 @@ class Articles:
     self,
     task: Task,
     *,
-    retriever: str = "bm25",
+    retriever: str = "",
     knowledge_base: str = "",
     top_k: int = 3,
     further: int = 0,
@@ -51,18 +52,22 @@ class Articles:
   ):
     """Make the splits; `further` questions about the same passage follow the first one of a conversation of training.
 
-    Raises ValueError if a split gets no question with an answer, and for a task without gold passages.
+    Questions whose gold passages the corpus lacks, of a knowledge base by their titles, are left out; `audit` counts
+    and names them. Raises ValueError if a split gets no question with an answer, for a task without gold passages, for
+    a corpus without any of them, and for a knowledge base that is not of the type `retriever`.
     """
-    self._task, self._top_k, self._further, self._seed = task, top_k, further, seed
-    examples = [task[index] for index in range(len(task))]
-    self._gold = [[(d["title"], d.get("content", "")) for d in example.get("gold", ())] for example in examples]
-    if not any(self._gold):
+    if not any(example.get("gold") for example in task):
       raise ValueError(f"{task.name} names no gold passages: there is no corpus to search")
-    if knowledge_base:
-      self._retriever = load(knowledge_base)
-    else:
-      self._retriever = create(retriever)
-      self._retriever.add_documents(corpus_of(examples))
+    self._top_k, self._further, self._seed = top_k, further, seed
+    self._retriever = RetrievalManager(
+      retriever or (None if knowledge_base else BM25), knowledge_base or None
+    ).retriever
+    if not knowledge_base:
+      self._retriever.add_documents(corpus_of(task))
+    documents = self._retriever.documents
+    task, self.audit = complete_only(task, documents, by_title=bool(knowledge_base))
+    self._examples = examples = list(with_texts(task, documents))
+    self._gold = [[(d["title"], d["content"]) for d in example["gold"]] for example in examples]
     dealt = deal({gold[0][0] for gold in self._gold if gold}, vars(parts), seed)
     split_of = {title: split for split, titles in dealt.items() for title in titles}
     self._rows = rows = [int(i) for i in self._rng(SPLIT).permutation(len(examples)) if self._gold[i]]
@@ -88,7 +93,7 @@ class Articles:
     passages = {"gold": self._gold.__getitem__, "none": lambda row: (), "shuffled": self._of_another_article}
     texts, is_plain = passages.get(condition, self._found), condition == "plain"
     make = lambda row: self._conversation(row, texts(row), is_plain)
-    return Task(f"articles_{split}", self._parts[split][:n], make, _exact, _f1)
+    return Task(f"articles_{split}", self._parts[split][:n], make, exact_or_unknown, f1_or_unknown)
 
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's questions, every epoch shuffled anew, with passages in any order.
@@ -113,7 +118,7 @@ class Articles:
       elif shown == "shuffled":
         found = self._of_another_article(row)
       elif is_taken:
-        others = [text for text in others if not any(said in text[1] for said in self._task[row]["answers"])]
+        others = [text for text in others if not any(said in text[1] for said in self._examples[row]["answers"])]
         found = others[: self._top_k]  # as many as elsewhere: their number must not tell the answer
       else:
         found = [*gold, *others][: max(self._top_k, len(gold))]
@@ -122,10 +127,10 @@ class Articles:
       more = [] if is_taken else self._further_turns(row, unanswerable, rng)
       return {**made, "messages": [*made["messages"], *more]}
 
-    return Task(f"articles_train_{shown}", range(ENDLESS), make, _exact, _f1)
+    return Task(f"articles_train_{shown}", range(ENDLESS), make, exact_or_unknown, f1_or_unknown)
 
   def _has_answer(self, row: int) -> bool:
-    return bool(self._task[row]["answers"])
+    return bool(self._examples[row]["answers"])
 
   def _further_turns(self, row: int, unanswerable: float, rng: np.random.Generator) -> list[dict[str, str]]:
     """Return more questions about the gold passage of a row, with their answers; a share of them has none."""
@@ -133,14 +138,14 @@ class Articles:
     others = [other for other in self._about[self._gold[row][0]] if other != row and gold.issuperset(self._gold[other])]
     wanted = [other for other in others if self._has_answer(other) or rng.random() < unanswerable]
     chosen = rng.permutation(wanted)[: self._further].tolist()
-    asked = [(self._task[other]["question"], _answer(self._task[other])) for other in chosen]
+    asked = [(self._examples[other]["question"], _answer(self._examples[other])) for other in chosen]
     roles = "user", "assistant"
     return [{"role": role, "content": text} for turn in asked for role, text in zip(roles, turn, strict=True)]
 
   def _conversation(
     self, row: int, texts: Sequence[tuple[str, str]], plain: bool = False, answer: str | None = None
   ) -> dict[str, Any]:
-    example = self._task[row]
+    example = self._examples[row]
     documents = [{"title": title, "content": content} for title, content in texts]
     question, said = example["question"], answer or _answer(example)
     if plain:
@@ -152,8 +157,13 @@ class Articles:
   @cached_property
   def _by_question(self) -> dict[int, list[tuple[str, str]]]:
     """The passages that the retriever finds for each question, some more than are shown."""
-    asked = [self._task[row]["question"] for row in range(len(self._task))]
+    asked = [example["question"] for example in self._examples]
     found = self._retriever.retrieve_batch(asked, self._top_k + SPARE)
+    if len(asked) >= ALARM and not any(found):
+      raise ValueError(
+        f"nothing was found for any of {len(asked)} questions in {len(self._retriever):,} documents: is it the right "
+        "knowledge base?"
+      )
     return {row: [(d.title, d.content) for d in documents] for row, documents in enumerate(found)}
 
   @cached_property
@@ -187,9 +197,11 @@ def _said(completion: str) -> str:
   return "" if normalize_answer(completion) == normalize_answer(UNKNOWN) else completion
 
 
-def _exact(conversation: Conversation, completion: str) -> float:
+def exact_or_unknown(conversation: Conversation, completion: str) -> float:
+  """Score an answer by exact match; UNKNOWN is right where no answer is."""
   return exact_match(_said(completion), conversation["answers"])
 
 
-def _f1(conversation: Conversation, completion: str) -> float:
+def f1_or_unknown(conversation: Conversation, completion: str) -> float:
+  """Score an answer by the F1 of SQuAD; UNKNOWN is right where no answer is."""
   return squad_f1(_said(completion), conversation["answers"])

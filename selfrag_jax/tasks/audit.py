@@ -48,12 +48,14 @@ def audit_corpus(examples: Iterable[Conversation], documents: Iterable[Document]
   return _audit(examples, documents)[0]
 
 
-def complete_only(task: Task, documents: Iterable[Document]) -> tuple[Task, Audit]:
+def complete_only(task: Task, documents: Iterable[Document], by_title: bool = False) -> tuple[Task, Audit]:
   """Return a view of a task without the questions that lack a gold passage, and the audit that counts them.
 
-  Questions that name no passage stay. Raises ValueError like `audit_corpus`, and if no question is left.
+  With `by_title`, the title of a passage is enough, for documents that are chunks of passages. Questions that name no
+  passage stay. Raises ValueError like `audit_corpus`, and if no question is left.
   """
-  audit, kept = _audit(task, documents)
+  titles = lambda example: {**example, "gold": [{"title": passage["title"]} for passage in example.get("gold", ())]}
+  audit, kept = _audit(map(titles, task) if by_title else task, documents)
   if not kept:
     raise ValueError(f"no question of {task.name} has all its gold passages in the corpus: {audit}")
   return task.select(kept), audit

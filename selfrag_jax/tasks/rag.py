@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from etils import epath
@@ -30,7 +30,7 @@ class RAGTask(Task):
   def __init__(
     self,
     base_task: Task,
-    knowledge_base: KnowledgeBase,
+    knowledge_base_path: KnowledgeBase,
     retriever_type: str | None = None,
     top_k: int = 5,
     insert_position: Literal["before_user", "after_system"] = "before_user",
@@ -40,7 +40,7 @@ class RAGTask(Task):
     Raises like `RetrievalManager` for the folder; ValueError for a wrong position and a knowledge base without
     documents. A conversation raises ValueError if nothing was found for any of the first 10 questions.
     """
-    self.manager = _manager(knowledge_base, retriever_type)
+    self.manager = _manager(knowledge_base_path, retriever_type)
     if insert_position not in POSITIONS:
       raise ValueError(f"insert_position is {insert_position!r}; one of {', '.join(POSITIONS)}")
     if not len(self.manager.retriever):
@@ -71,14 +71,14 @@ class MultiHopRAGTask(RAGTask):
   def __init__(
     self,
     base_task: Task,
-    knowledge_base: KnowledgeBase,
+    knowledge_base_path: KnowledgeBase,
     retriever_type: str | None = None,
     max_hops: int = 3,
     top_k_per_hop: int = 3,
     write_query: WriteQuery | str = "add_names",
   ):
     """Raises like `RAGTask`, and ValueError for fewer than one hop."""
-    searched = _manager(knowledge_base, retriever_type).retriever
+    searched = _manager(knowledge_base_path, retriever_type).retriever
     searcher = MultiHopRetriever(searched, write_query, hops=max_hops)
     super().__init__(base_task, searcher, top_k=max_hops * top_k_per_hop)
     self.name = f"multi_hop_{self.name}"
@@ -100,22 +100,24 @@ class StaticRAGTask(Task):
 Shown = Literal["retrieved", "none", "shuffled"]
 
 
-def show(task: Task, shown: Shown, apart: int = 1) -> Task:
+def show(task: Task, shown: Shown, apart: int | Callable[[int], int] = 1) -> Task:
   """Return a task with other documents in its conversations: those `retrieved`, `none`, or those of another question.
 
   `shuffled` gives each conversation the documents of the one `apart` places further on, and the last ones those of the
   first: a control with prompts of the same length that do not help. `apart` passes over questions with the same
-  documents. Raises ValueError for a task that is not longer than that.
+  documents; a function of the index returns that of the other conversation. Raises ValueError for a task that is not
+  longer than that.
   """
   if shown == "retrieved":
     return task
-  if shown == "shuffled" and not 0 < apart < len(task):
+  if shown == "shuffled" and isinstance(apart, int) and not 0 < apart < len(task):
     raise ValueError(f"{len(task)} questions cannot get the documents of the question {apart} places further on")
+  other = (lambda index: (index + apart) % len(task)) if isinstance(apart, int) else apart
   is_found = lambda message: message["role"] == "retrieval"
 
   def changed(index: int) -> Conversation:
     conversation = task[index]
-    others = [] if shown == "none" else list(filter(is_found, task[(index + apart) % len(task)]["messages"]))
+    others = [] if shown == "none" else list(filter(is_found, task[other(index)]["messages"]))
     messages = conversation["messages"]
     at = next((i for i, message in enumerate(messages) if is_found(message)), 0)
     kept = [message for message in messages if not is_found(message)]
@@ -127,11 +129,11 @@ def show(task: Task, shown: Shown, apart: int = 1) -> Task:
 KINDS = {"rag": RAGTask, "multi_hop": MultiHopRAGTask}
 
 
-def create_rag_task(base_task: Task, knowledge_base: KnowledgeBase, kind: str = "rag", **options: Any) -> RAGTask:
+def create_rag_task(base_task: Task, knowledge_base_path: KnowledgeBase, kind: str = "rag", **options: Any) -> RAGTask:
   """Give a task documents, by one search (`rag`) or several (`multi_hop`). Raises ValueError for another kind."""
   if kind not in KINDS:
     raise ValueError(f"no RAG task is of the kind {kind!r}; {suggestion(kind, KINDS)}")
-  return KINDS[kind](base_task, knowledge_base, **options)
+  return KINDS[kind](base_task, knowledge_base_path, **options)
 
 
 def save_conversations(path: epath.PathLike, conversations: Iterable[Conversation]) -> int:

@@ -19,8 +19,11 @@ from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.country_wordings import RELATIONS, UNKNOWN
-from selfrag_jax.tasks.facts import FIRST, LAST
+from selfrag_jax.tasks.facts import FIRST, LAST, SPLITS
+from selfrag_jax.tasks.rag import save_conversations
+from selfrag_jax.tasks.task import Task
 from selfrag_jax.text.chat import COMPACT, render_conversation
+from selfrag_jax.text.rag_prompts import create_rag_training_example
 from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.train.load import load_model
 
@@ -161,6 +164,31 @@ def test_the_usual_settings_of_a_fine_tuning_are_keys():
   )  # fmt: skip
   with pytest.raises(ValueError, match=r"config\.data\.path is empty"):
     build(config.to_dict())
+
+
+def test_conversations_with_documents_found_before_train_a_pretrained_model(chat_folder, tmp_path):
+  task = Task("towns", [f"Town{i}" for i in range(8)], _asked)
+  for split in SPLITS:
+    save_conversations(tmp_path / f"{split}.jsonl", task)
+  config = get_config("conversations")
+  settings = {
+    "init": str(chat_folder), "data.path": str(tmp_path), "rag.steps": 1, "rag.batch_size": 8, "rag.accumulate": 1,
+    "rag.max_tokens": 192, "evaluation.final": 4, "evaluation.batch_size": 4, "mesh.data": 1, "mesh.fsdp": 8,
+  }  # fmt: skip
+  config.update_from_flattened_dict(settings)
+  report = run(experiment := build(config.to_dict()), tmp_path / "run")
+  assert (report["task"], report["n"], sorted(report["em"])) == ("conversations", 4, ["base", "rag"])
+  assert set(numbers(report)) == value_names(experiment)
+  assert report["dropped_documents"]["rag"] == {"retrieved": 0, "none": 0, "shuffled": 0}
+  experiment.context_tokens = experiment.evaluation.max_new_tokens + 120
+  assert experiment.score(experiment.base_params, "test", 4, "retrieved").dropped.tolist() == [1] * 4
+  with pytest.raises(ValueError, match=r"config\.data\.path is empty; give the folder"):
+    build(get_config("conversations").to_dict())
+
+
+def _asked(town):
+  shown = [{"title": town, "content": f"{town} has a harbor."}, {"title": "Else", "content": "Nothing is here. " * 2}]
+  return create_rag_training_example("What has it?", f"a harbor of {town}", shown)
 
 
 def test_plain_conversations_need_questions_of_files_and_their_own_files(tmp_path):

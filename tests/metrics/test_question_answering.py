@@ -43,7 +43,7 @@ def test_a_claim_that_no_passage_holds():
   assert scores.supported == 0.0
 
 
-@pytest.mark.parametrize("said", ["I don't know.", "I don’t know", "", "[1]"])
+@pytest.mark.parametrize("said", ["I don't know.", "I don’t know", "", "[1]", "The passages do not mention a capital."])
 @pytest.mark.parametrize(("answers", "right"), [((), 1.0), (("Oslo",), 0.0)])
 def test_not_to_know_is_right_where_there_is_no_answer(answers, right, said):
   scores = score_question(said, answers, [SEA], [SEA], UNKNOWN)

@@ -71,11 +71,14 @@ def test_no_answer_is_taught_without_its_passage(articles):
 
 
 def test_a_passage_that_is_not_found_is_shown_in_training_but_not_in_tests(articles):
-  hidden = [found._replace(question="zzz") for found in EXAMPLES]
+  known = {row["id"] for row in articles.questions("train", 1, "gold")}  # one of them finds its passage
+  hidden = [found if found.id in known else found._replace(question="zzz") for found in EXAMPLES]
   lost = Articles(Task("towns", hidden, lambda found: {"messages": [], **found._asdict()}), top_k=2)
   assert not any(shown(row) for row in lost.questions("test", 6, "retrieved"))
   rows = [lost.training("retrieved", 0.0)[i] for i in range(30)]
-  assert all(row["messages"][-1]["content"] in shown(row)[0] for row in rows if row["answers"])
+  assert all(
+    row["messages"][-1]["content"] in shown(row)[0] for row in rows if row["answers"] and row["id"] not in known
+  )
 
 
 def test_further_questions_are_about_the_same_passage_and_never_follow_a_missing_one():
@@ -139,6 +142,43 @@ def test_passages_come_from_a_knowledge_base(tmp_path):
   }
   with pytest.raises(FileNotFoundError, match="none"):
     Articles(task, knowledge_base=str(tmp_path / "none"))
+  with pytest.raises(ValueError, match="is of the type bm25, not dense"):
+    Articles(task, retriever="dense", knowledge_base=str(tmp_path / "kb"))
+
+
+def test_questions_whose_passages_the_knowledge_base_lacks_are_counted_and_left_out(tmp_path):
+  retriever, task = create("bm25"), Task("towns", EXAMPLES, lambda found: {"messages": [], **found._asdict()})
+  retriever.add_documents(Document(f"{town} {n}", town, f"Part {n} on {town}.") for town in TOWNS[1:] for n in range(2))
+  retriever.save(tmp_path / "kb")
+  articles = Articles(task, top_k=2, knowledge_base=str(tmp_path / "kb"))
+  assert sum(articles.size(split) for split in SPLITS) == len(EXAMPLES) - len(FACTS)
+  assert "33 of 36 questions have all gold passages; 3 left out: Town0-harbor (Town0)" in str(articles.audit)
+  retriever = create("bm25")
+  retriever.add_documents([Document("0", "Elsewhere", "A town.")])
+  retriever.save(tmp_path / "other")
+  with pytest.raises(ValueError, match="none of the 36 gold passages of 36 questions is in the corpus"):
+    Articles(task, knowledge_base=str(tmp_path / "other"))
+
+
+def test_questions_for_which_nothing_is_ever_found_are_told():
+  hidden = [found._replace(question="zzz") for found in EXAMPLES]
+  lost = Articles(Task("towns", hidden, lambda found: {"messages": [], **found._asdict()}), top_k=2)
+  with pytest.raises(ValueError, match=r"nothing was found for any of 36 questions in 36 documents"):
+    lost.training("retrieved", 0.0)[0]
+
+
+def test_a_passage_that_is_named_by_its_title_alone_has_the_text_of_the_corpus():
+  """As in HotpotQA's fullwiki setting, where the context may lack the passage."""
+  bare = [found._replace(gold=({"title": found.gold[0]["title"]},)) for found in EXAMPLES]
+  lacking = bare[0]._replace(context=())
+  whole = Articles(Task("towns", bare, lambda found: {"messages": [], **found._asdict()}), top_k=2)
+  rows = [row for row in whole.training("retrieved", 0.0)[:30] if row["answers"]]
+  assert all(any(row["id"].split("-")[0] in text for text in shown(row)) for row in rows)
+  assert all(all(shown(row)) for row in rows)
+  alone = [lacking._replace(id="lost", gold=({"title": "Atlantis"},)), *bare]
+  assert "lost (Atlantis)" in str(
+    Articles(Task("towns", alone, lambda found: {"messages": [], **found._asdict()}), top_k=2).audit
+  )
 
 
 def test_not_to_know_is_right_where_there_is_no_answer(articles):

@@ -5,13 +5,17 @@ import json
 
 import pytest
 
+from selfrag_jax.generate.engine import Engine
 from selfrag_jax.retrieval.bm25 import BM25Retriever
 from selfrag_jax.retrieval.document import Document
 from selfrag_jax.retrieval.manager import RetrievalManager
+from selfrag_jax.tasks.query_writer import ASK, QueryWriter
 from selfrag_jax.tasks.rag import MultiHopRAGTask, RAGTask, StaticRAGTask, create_rag_task, save_conversations
 from selfrag_jax.tasks.task import Task, TaskMixture
 from selfrag_jax.text.chat import COMPACT, render_conversation
+from selfrag_jax.text.rag_prompts import format_documents_for_prompt
 from selfrag_jax.text.tokenizer import ByteTokenizer
+from tests.generate.models import tiny
 
 QUESTIONS = [("What is the port of the ally of Avalor?", "Cadiz"), ("What is the ally of Avalor?", "Bretan")]
 DOCUMENTS = [
@@ -98,6 +102,38 @@ def test_a_model_may_write_the_queries(base, retriever):
   assert (second["query"], second["documents"][0]["id"]) == ("ships", "port")
   assert asked[0][0] == QUESTIONS[0][0]
   assert len(asked[0][1][0]) == 3
+
+
+def test_a_language_model_writes_the_queries_and_is_shown_what_was_found(base, retriever):
+  """The greedy text behind the prompt by hand is the query; what does not fit is left out, the oldest first."""
+  engine = Engine(tiny("hybrid"), context_tokens=512)
+  writer = QueryWriter(engine, max_new_tokens=8)
+  first, second = found(MultiHopRAGTask(base, retriever, max_hops=2, top_k_per_hop=2, write_query=writer)[0])
+  best = first["documents"][0]
+  asked = (
+    f"[RETRIEVAL_START]\n[DOC_1]\nTitle: {best['title']}\nContent: {best['content']}\n[/DOC_1]\n[RETRIEVAL_END]\n\n"
+    f"Question: {QUESTIONS[0][0]}\n\n{ASK}"
+  )
+  conversation = {"messages": [{"role": "user", "content": asked}]}
+  written = engine.generate_from_conversation(conversation, max_new_tokens=8, stop=["\n"])
+  assert written.split()
+  assert second["query"] == f"{QUESTIONS[0][0]} {' '.join(written.split())}"
+  alone = QueryWriter(engine, max_new_tokens=8, with_question=False)
+  short = [Document("s", "Short", "A port.")]
+  assert alone("Where?", [short]) == " ".join(written_for(engine, "Where?", short).split())
+  long = [Document("l", "Long", "x" * 400)]
+  assert alone("Where?", [long, short]) == alone("Where?", [short]) != alone("Where?", [long])
+  assert writer("Where?", [short, []]) is None
+  with pytest.raises(ValueError, match="are more than the 512 tokens of the context"):
+    writer("x" * 600, [short])
+  with pytest.raises(ValueError, match="documents = 0"):
+    QueryWriter(engine, documents=0)
+
+
+def written_for(engine, question, documents):
+  found = format_documents_for_prompt([{"title": d.title, "content": d.content} for d in documents]).text
+  conversation = {"messages": [{"role": "user", "content": f"{found}\n\nQuestion: {question}\n\n{ASK}"}]}
+  return engine.generate_from_conversation(conversation, max_new_tokens=8, stop=["\n"])
 
 
 def test_views_and_mixtures_of_rag_tasks_score_like_their_base(base, retriever):

@@ -1,0 +1,91 @@
+"""Conversations with documents that were found before: splits, controls, and what is taught without the answer."""
+
+import json
+
+import numpy as np
+import pytest
+
+from selfrag_jax.retrieval.bm25 import BM25Retriever
+from selfrag_jax.retrieval.document import Document
+from selfrag_jax.tasks.conversations import Conversations
+from selfrag_jax.tasks.country_wordings import UNKNOWN
+from selfrag_jax.tasks.rag import create_rag_task, save_conversations
+from selfrag_jax.tasks.task import Task
+from selfrag_jax.text.rag_prompts import create_rag_training_example
+
+N = {"train": 12, "valid": 2, "test": 6}
+
+
+def said(town):
+  return f"{town.lower()}port"
+
+
+def asked(town, has_answer=True):
+  found = {**create_rag_training_example(f"How is the harbor of {town} called?", said(town), []), "id": town}
+  return {**found, "answers": [said(town)] if has_answer else []}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """A folder as a user makes it: a task, retrieval for it, files."""
+  path, retriever = tmp_path_factory.mktemp("conversations"), BM25Retriever()
+  towns = {split: [f"{split.capitalize()}town{i}" for i in range(n)] for split, n in N.items()}
+  every = [town for of in towns.values() for town in of]
+  retriever.add_documents(Document(town, town, f"The harbor of {town} is called {said(town)}.") for town in every)
+  for split, of in towns.items():
+    task = create_rag_task(Task(split, of, asked), retriever, top_k=3)
+    assert save_conversations(path / f"{split}.jsonl", task) == N[split]
+  return path
+
+
+def contents(row):
+  return [d["content"] for m in row["messages"] if m["role"] == "retrieval" for d in m["documents"]]
+
+
+def test_splits_are_files_and_conditions_differ_in_the_documents_alone(folder):
+  conversations = Conversations(folder)
+  assert {split: conversations.size(split) for split in N} == N
+  assert str(conversations) == (
+    "train 12, valid 2, test 6 conversations; an answer stands in the documents of 6 of 6 of the test"
+  )
+  rows = {name: list(conversations.questions("test", 4, name)) for name in conversations.conditions}
+  for row, none, other in zip(*rows.values(), strict=True):
+    assert row["messages"][-2:] == none["messages"] == other["messages"][-2:]
+    assert any(row["answers"][0] in text for text in contents(row))
+    assert not contents(none)
+    assert not any(row["answers"][0] in text for text in contents(other))
+  task = conversations.questions("test", 4, "retrieved")
+  assert task.evaluate(task[0], task[0]["answers"][0]) == 1.0
+  assert task.evaluate(task[0], UNKNOWN) == 0.0
+
+
+def test_an_epoch_shows_every_conversation_and_what_is_taken_away_is_answered_by_not_knowing(folder):
+  training = Conversations(folder, seed=3).training("retrieved", 0.25)
+  assert sorted(row["id"] for row in training[:12]) == sorted(f"Traintown{i}" for i in range(12))
+  rows = [training[i] for i in range(400)]
+  taken = [row for row in rows if row["messages"][-1]["content"] == UNKNOWN]
+  assert 0.15 < len(taken) / len(rows) < 0.35
+  assert not any(row["answers"][0] in text for row in taken for text in contents(row))
+  places = [[row["answers"][0] in text for text in contents(row)].index(True) for row in rows if row not in taken]
+  assert 0.7 < np.mean(places) < 1.3  # of three documents in any order
+  assert all(a == b for a, b in zip(rows, Conversations(folder, seed=3).training("retrieved", 0.25)[:400], strict=True))
+  assert not any(contents(row) for row in Conversations(folder).training("none", 0.0)[:24])
+
+
+def test_a_conversation_may_have_no_answer_in_its_documents(tmp_path):
+  for split in N:
+    save_conversations(tmp_path / f"{split}.jsonl", [asked("Here", False), {"messages": asked("There")["messages"]}])
+  first, second = Conversations(tmp_path).questions("test", 2, "retrieved")
+  assert (first["answers"], second["answers"], second["id"]) == ([], ["thereport"], "2")
+  task = Conversations(tmp_path).questions("test", 2, "retrieved")
+  assert task.evaluate(first, UNKNOWN) == 1.0
+
+
+def test_a_missing_split_and_a_conversation_without_an_answer_are_errors(folder, tmp_path):
+  for split in ("train", "test"):
+    (tmp_path / f"{split}.jsonl").write_bytes((folder / f"{split}.jsonl").read_bytes())
+  with pytest.raises(FileNotFoundError, match=r"valid\.jsonl does not exist"):
+    Conversations(tmp_path)
+  (tmp_path / "valid.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Where?"}]}))
+  with pytest.raises(ValueError, match="conversation 1 of static_rag_valid does not end with an answer"):
+    Conversations(tmp_path)
