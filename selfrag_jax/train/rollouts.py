@@ -39,12 +39,14 @@ from selfrag_jax.metrics.answers import exact_match, hotpot_f1
 from selfrag_jax.model.config import ModelConfig
 from selfrag_jax.model.lm import for_decoding, unstack
 from selfrag_jax.model.vocabulary import whole
+from selfrag_jax.ragged import power_of_two
 from selfrag_jax.tasks.search_task import Corpus, Indices, SearchBatch, SearchTask, taken
 from selfrag_jax.train.data import batches
 from selfrag_jax.train.state import param_shardings
-from selfrag_jax.typing import ArrayLike, Params, PRNGKey
+from selfrag_jax.typing import Array, ArrayLike, Params, PRNGKey
 
-EMBED_BATCH = 256  # keys embedded at once
+EMBED_TOKENS = 1 << 15  # tokens of the keys that are embedded at once, padding included
+SHORT = 64  # tokens to which shorter keys of a collection are padded, if it has any longer ones
 SAMPLE = 64  # questions of the training to which a language model is fitted
 
 
@@ -123,6 +125,7 @@ class RolloutRunner:
       self.encoder.constants = constants
     self._shared: tuple[Corpus, MemoryState] | None = None
     self._build = jax.jit(self._build_memory)
+    self._embed = jax.jit(self._embed_rows)
     self._lay_out = jax.jit(lambda params: unstack(model, for_decoding(model, params, mesh)))
     static, rows = ("config", "kind", "repeats"), batch_sharding(mesh)
     self._run = jax.jit(self._run_traced, static_argnames=static, out_shardings=rows)
@@ -136,7 +139,8 @@ class RolloutRunner:
     elif self.memory_config.fit_scale:
       self._fit_scale()
     # every process has the whole corpus, since any question may find any document
-    memory = self._build(self.encoder.params, jax.device_put(self._padded(corpus), batch_sharding(self.mesh)))
+    inputs = jax.device_put(self._padded(corpus), batch_sharding(self.mesh))
+    memory = self._build(*self._embedded(corpus), inputs)
     self._shared = (corpus, memory)
     return memory
 
@@ -190,7 +194,9 @@ class RolloutRunner:
     encoder = abstract(jax.eval_shape(lambda: nn.unbox(self.encoder.init(jax.random.key(0)))), everywhere)
     if isinstance(self.encoder, LMEncoder):
       encoder = {**encoder, "model": abstract(encoder["model"], param_shardings(self.model, self.mesh))}
-    memory = jax.eval_shape(self._build_memory, encoder, self._padded(batch.corpus))
+    corpus, real = self._padded(batch.corpus)
+    embedded = jax.eval_shape(self.encoder.apply, encoder, corpus.keys, corpus.key_lengths)
+    memory = jax.eval_shape(self._build_memory, [embedded], np.arange(len(real)), (corpus, real))
     memory = jax.tree.map(lambda x: abstract(x, rows if x.ndim else everywhere), memory)
     inputs = abstract(_inputs(batch, seen), rows)
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), everywhere)
@@ -263,12 +269,32 @@ class RolloutRunner:
     padded = Corpus(*(np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in corpus))
     return padded, np.arange(n + padding) < n
 
-  def _build_memory(self, encoder_params: Any, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
-    corpus, real = inputs
+  def _embedded(self, corpus: Corpus) -> tuple[list[Array], np.ndarray]:
+    """Embed the keys by their lengths; return the parts, and the place in them of each row of the memory.
+
+    The longest key of a collection may be six times as long as its mean. Widths are powers of two from `SHORT` on, so
+    that a collection takes few programs, and one of short keys a single one.
+    """
+    widths = [min(max(power_of_two(n), SHORT), corpus.keys.shape[1]) for n in corpus.key_lengths.tolist()]
+    parts, order = [], []
+    for width in sorted(set(widths)):
+      these = [row for row, of in enumerate(widths) if of == width]
+      these += these[:1] * (-len(these) % batch_shards(self.mesh))  # rows that only fill the part
+      keys = jax.device_put((corpus.keys[these, :width], corpus.key_lengths[these]), batch_sharding(self.mesh))
+      parts.append(self._embed(self.encoder.params, *keys))
+      order += these
+    places = np.zeros(len(widths), np.int32)
+    places[order] = np.arange(len(order))
+    return parts, np.pad(places, (0, -len(places) % batch_shards(self.mesh)))
+
+  def _embed_rows(self, encoder_params: Any, keys_NxT: Array, lengths_N: Array) -> Array:
     # in batches: the encoder's activations for a key are a thousand times as large as its embedding
     one = lambda key: self.encoder.apply(encoder_params, key[0][None], key[1][None])[0]
-    keys = jnp.asarray(corpus.keys), jnp.asarray(corpus.key_lengths)
-    embedded = jax.lax.map(one, keys, batch_size=EMBED_BATCH)
+    return jax.lax.map(one, (keys_NxT, lengths_N), batch_size=max(EMBED_TOKENS // keys_NxT.shape[1], 1))
+
+  def _build_memory(self, parts: list[Array], places: ArrayLike, inputs: tuple[Corpus, ArrayLike]) -> MemoryState:
+    corpus, real = inputs
+    embedded = jnp.concatenate(parts)[places]
     dtype, width = self.memory_config.dtype, corpus.tokens.shape[1]
     state = init_memory(len(corpus.keys), embedded.shape[1], chunk_tokens=width, dtype=dtype)
     documents = {"group_ids": corpus.group_ids, "tokens": corpus.tokens, "lengths": corpus.lengths}

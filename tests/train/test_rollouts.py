@@ -17,7 +17,7 @@ from selfrag_jax.model.likelihood import sequence_log_probs
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.ragged import round_up
 from selfrag_jax.tasks.rewards import RAGRewardWeights, RewardConfig, search_reward
-from selfrag_jax.tasks.search_task import SearchBatch
+from selfrag_jax.tasks.search_task import Corpus, SearchBatch
 from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.text.chat import render_conversation
 from selfrag_jax.train.experience import packed
@@ -311,6 +311,23 @@ def test_the_memory_of_a_shared_corpus_is_built_once(task, built, monkeypatch):
   scores = evaluate(runner, params, "valid", 5, 2, RolloutConfig(1, 1, 3, 2))
   assert len(scores.exact_match) == 5
   assert len(builds) == built
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_keys_are_embedded_by_their_lengths_and_stored_in_their_order(devices):
+  rng, n = np.random.default_rng(0), 37
+  lengths = np.append(rng.integers(1, 250, n - 1), 300).astype(np.int32)
+  keys = np.where(np.arange(300) < lengths[:, None], rng.integers(1, TASK.tokenizer.vocab_size, (n, 300)), 0)
+  corpus = Corpus(keys.astype(np.int32), lengths, np.zeros((n, 4), np.int32), np.ones(n, np.int32), np.arange(n))
+  runner = RolloutRunner(
+    TASK, MODEL, MemoryConfig(encoder="lm"), make_mesh(1, devices, 1, jax.devices()[:devices]),
+    encoder_params=nn.unbox(init_params(MODEL, jax.random.key(0))),
+  )  # fmt: skip
+  shapes, embed = [], runner._embed
+  runner._embed = lambda params, rows, of: shapes.append(rows.shape[1]) or embed(params, rows, of)
+  stored = np.asarray(runner.memory(corpus).embeddings)
+  assert shapes == [64, 128, 256, 300]
+  np.testing.assert_allclose(stored[:n], runner.encoder.apply(runner.encoder.params, keys, lengths), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
