@@ -1,9 +1,18 @@
 """The alarm of reinforcement: it fires on collapses and not on learning, and a resumed run remembers."""
 
+import jax
 import numpy as np
 import pytest
 
+from selfrag_jax.generate.rollout import RolloutConfig
+from selfrag_jax.mesh import make_mesh
+from selfrag_jax.model.config import ModelConfig
+from selfrag_jax.tasks.two_hop_search import TwoHopSearch
 from selfrag_jax.train.alarm import AlarmConfig, CollapseAlarm, CollapseError
+from selfrag_jax.train.checkpoint import load
+from selfrag_jax.train.loop import LoopConfig, checkpoints, train
+from selfrag_jax.train.phases.refrag import Refrag, RLConfig
+from selfrag_jax.train.rollouts import MemoryConfig, RolloutRunner
 
 CONFIG = AlarmConfig(window=5)
 GOOD = {"exact_match": 0.8, "valid": 0.95, "searches": 2.0, "right_log_prob": -0.2, "surprise": 0.3}
@@ -80,3 +89,67 @@ def test_a_collapse_amid_noise_sets_it_off():
 def test_steps_without_a_right_rollout_say_nothing_of_their_likelihood():
   silent = {name: value for name, value in GOOD.items() if name != "right_log_prob"}
   watch(CollapseAlarm(CONFIG), [GOOD] * 10 + [silent, {**GOOD, "right_log_prob": None}] * 20)
+
+
+TASK = TwoHopSearch(n_entities=4, n_relations=2)
+MODEL = ModelConfig(TASK.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2)
+LOOP = LoopConfig(checkpoint_every=2, keep_checkpoints=1, eval_every=4)
+
+
+class Scripted(Refrag):
+  """The reinforcement of `phase`, but the metrics of its steps are given, and it is best at step 4."""
+
+  def batches(self, start):
+    return iter(range(start, self.total_steps))
+
+  def step(self, state, batch):
+    self.taken.append(batch + 1)
+    return state.replace(step=state.step + 1), self.script[batch]
+
+  def evaluate(self, state):
+    return {"exact_match": 1 - abs(int(state.step) - 4) / 100}
+
+
+@pytest.fixture(scope="module")
+def scripted():
+  """Make a phase whose steps have these metrics."""
+  mesh = make_mesh(1, 1, 1, jax.devices()[:1])
+  runner = RolloutRunner(TASK, MODEL, MemoryConfig(d_embed=16), mesh)
+
+  def make(script, window=2):
+    config = RLConfig(steps=len(script), questions_per_step=2, alarm=AlarmConfig(window=window))
+    start = {"mesh": mesh, "seed": 0, "params": None, "evaluate": lambda _: {}}
+    phase = Scripted("rl", runner, MODEL, config, RolloutConfig(1, 1, 3, 2), **start)
+    phase.script, phase.taken = script, []
+    return phase
+
+  return make
+
+
+def saved(workdir):
+  return sorted(int(path.parent.name) for path in checkpoints(workdir, "rl").glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize("name", [*GOOD])
+def test_a_collapse_ends_reinforcement_and_the_best_checkpoint_stays(scripted, tmp_path, name):
+  """Good until step 8, then each of the alarm's metrics on its own; step 10, the second bad one, ends it."""
+  bad = {**GOOD, name: 9.0 if name == "surprise" else 0.0 if name != "right_log_prob" else -9.0}
+  phase = scripted([GOOD] * 8 + [bad] * 8)
+  with pytest.raises(CollapseError, match=rf"the policy has collapsed: {name} was .* at step 10"):
+    train(phase, tmp_path, LOOP, {})
+  assert saved(tmp_path) == [4, 8]  # the best, and the one before the collapse
+  best = load(checkpoints(tmp_path, "rl"), {"params": phase.abstract_state().params}, step=4)  # it can be read
+  assert best.metadata["data_position"] == 4
+
+
+def test_a_resumed_reinforcement_remembers_the_steps_before(scripted, tmp_path):
+  """Alone, the steps behind the resume are as bad as each other: only those before it tell that they are a fall."""
+  good, bad = [GOOD] * 4, [{**GOOD, "exact_match": 0.1}] * 8
+  train(scripted(good), tmp_path, LOOP, {})
+  resumed = scripted(good + bad)
+  with pytest.raises(CollapseError, match=r"exact_match was 0\.8 over 2 steps and is 0\.1 at step 6"):
+    train(resumed, tmp_path, LOOP, {})
+  assert resumed.taken == [5, 6]
+  assert saved(tmp_path) == [4]
+  train(scripted(good + bad, window=0), tmp_path, LOOP, {})
+  assert saved(tmp_path) == [4, 12]

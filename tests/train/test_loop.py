@@ -57,10 +57,16 @@ class Watched(Walk):
       raise CollapseError("the policy has collapsed")
 
 
+def test_a_phase_that_watches_a_collapse_ends_with_its_best_checkpoint(tmp_path):
+  with pytest.raises(CollapseError, match="the policy has collapsed"):
+    train(Watched(end=11), tmp_path, config(), METADATA)
+  assert saved_steps(tmp_path) == [4, 8, 9]  # the best, and the two latest
+
+
 def test_a_phase_watches_every_step_and_a_resumed_one_those_before_it(tmp_path, uninterrupted):
   with pytest.raises(CollapseError, match="the policy has collapsed"):
     train(Watched(end=7), tmp_path, config(), METADATA)
-  assert saved_steps(tmp_path)[-1] == 6  # the step that ended it is not saved
+  assert saved_steps(tmp_path) == [4, 6]  # the step that ended it is not saved
   resumed = Watched()
   assert_same_run(tmp_path, train(resumed, tmp_path, config(), METADATA), uninterrupted)
   assert resumed.seen == [(row["step"], row["loss"]) for row in uninterrupted[1] if "loss" in row]

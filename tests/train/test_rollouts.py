@@ -191,6 +191,33 @@ def test_a_demonstration_that_is_worse_than_the_rollouts_is_left_alone(runner, m
   assert (rollouts.advantages.reshape(4, 2)[:2] > 0).all()
 
 
+def test_a_step_tells_how_probable_the_tokens_of_right_rollouts_are(runner, monkeypatch):
+  """What the alarm watches: a mean over their sampled tokens, not over the rollouts; nothing where none is right."""
+  phase, played, right = rl_phase(runner), [], np.zeros(8)
+
+  def score(episodes):
+    played.append(episodes.host)
+    zeros = np.zeros(8)
+    return Scores(right, zeros, zeros, zeros, zeros, zeros, zeros + 1)
+
+  monkeypatch.setattr(runner, "score", score)
+  found = {}
+  for rows in ((), (1, 6), range(8)):
+    right[:] = np.isin(np.arange(8), rows)
+    state = phase.initial_state()
+    params = jax.device_get(state.params)
+    found[rows] = phase.step(state, TASK.batch("train", np.arange(4)))[1].get("right_log_prob")
+  assert found[()] is None
+  host = played[0]
+  inside = (np.arange(host.tokens.shape[1]) < np.asarray(host.lengths)[:, None]).astype(np.int32)
+  log_probs = np.asarray(sequence_log_probs(MODEL, params, host.tokens, inside))
+  assert len({host.sampled[row].sum() for row in (1, 6)}) == 2  # a mean over rollouts would be another
+  for rows in ((1, 6), range(8)):
+    expected = np.concatenate([log_probs[row][host.sampled[row]] for row in rows]).mean()
+    assert found[rows] == pytest.approx(expected, abs=1e-4), rows
+  assert abs(found[1, 6] - found[range(8)]) > 1e-3
+
+
 def test_wrong_rollouts_are_pulled_to_the_policy_before(runner):
   """They are also where a group teaches nothing; without the pull, nothing moves."""
   phase = rl_phase(runner, kl_weight=0.5, kl_on="wrong")
