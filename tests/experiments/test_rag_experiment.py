@@ -7,24 +7,17 @@ import jax
 import jsonschema
 import numpy as np
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
 
 from configs.rag import get_config
-from selfrag_jax.experiments.chat_model import Answer, ChatModel, load_chat
+from selfrag_jax.experiments.chat_model import Answer, ChatModel
 from selfrag_jax.experiments.rag import PHASES, PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
-from selfrag_jax.model.config import ModelConfig
-from selfrag_jax.model.export import export_safetensors
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers
 from selfrag_jax.tasks.countries import Countries
 from selfrag_jax.tasks.country_wordings import RELATIONS, UNKNOWN
-from selfrag_jax.tasks.facts import FIRST, LAST, SPLITS
-from selfrag_jax.tasks.rag import save_conversations
-from selfrag_jax.tasks.task import Task
+from selfrag_jax.tasks.facts import FIRST, LAST
 from selfrag_jax.text.chat import COMPACT, render_conversation
-from selfrag_jax.text.rag_prompts import create_rag_training_example
-from selfrag_jax.text.tokenizer import BPETokenizer
 from selfrag_jax.train.load import load_model
 
 PHASE = {"steps": 2, "batch_size": 8, "accumulate": 1}
@@ -64,6 +57,16 @@ def test_conditions_differ_in_the_documents_alone():
   assert all(row["answers"] == (UNKNOWN,) for row in rows["missing"])
   pairs = zip(rows["retrieved"], rows["edited"], strict=True)
   assert all(before["answers"] != after["answers"] for before, after in pairs)
+
+
+@pytest.mark.parametrize("pattern", ["TM", "MMT"])
+def test_a_model_from_scratch_has_the_blocks_that_are_asked_for(pattern):
+  experiment = made(**{"model.block_pattern": pattern, "model.n_layers": len(pattern)})
+  params, found = experiment.phase("rag", None).abstract_state().params["params"], dict.fromkeys("TM", 0)
+  for segment in [params[name] for name in params if name.startswith("segments")]:
+    for layer in segment.values():
+      found["M" if "A_log" in layer["mixer"] else "T"] += len(layer["mixer_norm"]["scale"])
+  assert found == {letter: pattern.count(letter) for letter in found}
 
 
 @pytest.mark.parametrize("shown", ["none", "shuffled"])
@@ -154,43 +157,6 @@ def test_a_run_reports_and_is_evaluated_again(tmp_path, capsys):
   assert {**again, "wall_seconds": 0} == {**report, "wall_seconds": 0}
 
 
-def test_the_usual_settings_of_a_fine_tuning_are_keys():
-  config = get_config("smollm2_135m")
-  config.update_from_flattened_dict(
-    {
-      "init": "runs/mid", "model.block_pattern": "TTMM", "data.knowledge_base": "kb", "data.retriever": "dense",
-      "data.top_k": 5, "rag.batch_size": 4, "rag.accumulate": 2, "rag.lora.rank": 8, "rag.plain.share": 0.2,
-    }
-  )  # fmt: skip
-  with pytest.raises(ValueError, match=r"config\.data\.path is empty"):
-    build(config.to_dict())
-
-
-def test_conversations_with_documents_found_before_train_a_pretrained_model(chat_folder, tmp_path):
-  task = Task("towns", [f"Town{i}" for i in range(8)], _asked)
-  for split in SPLITS:
-    save_conversations(tmp_path / f"{split}.jsonl", task)
-  config = get_config("conversations")
-  settings = {
-    "init": str(chat_folder), "data.path": str(tmp_path), "rag.steps": 1, "rag.batch_size": 8, "rag.accumulate": 1,
-    "rag.max_tokens": 192, "evaluation.final": 4, "evaluation.batch_size": 4, "mesh.data": 1, "mesh.fsdp": 8,
-  }  # fmt: skip
-  config.update_from_flattened_dict(settings)
-  report = run(experiment := build(config.to_dict()), tmp_path / "run")
-  assert (report["task"], report["n"], sorted(report["em"])) == ("conversations", 4, ["base", "rag"])
-  assert set(numbers(report)) == value_names(experiment)
-  assert report["dropped_documents"]["rag"] == {"retrieved": 0, "none": 0, "shuffled": 0}
-  experiment.context_tokens = experiment.evaluation.max_new_tokens + 120
-  assert experiment.score(experiment.base_params, "test", 4, "retrieved").dropped.tolist() == [1] * 4
-  with pytest.raises(ValueError, match=r"config\.data\.path is empty; give the folder"):
-    build(get_config("conversations").to_dict())
-
-
-def _asked(town):
-  shown = [{"title": town, "content": f"{town} has a harbor."}, {"title": "Else", "content": "Nothing is here. " * 2}]
-  return create_rag_training_example("What has it?", f"a harbor of {town}", shown)
-
-
 def test_plain_conversations_need_questions_of_files_and_their_own_files(tmp_path):
   with pytest.raises(ValueError, match=r"rag\.plain\.share = 0\.2 is for questions of files"):
     made(**{"rag.plain.share": 0.2})
@@ -225,68 +191,6 @@ def test_a_run_with_lora_changes_the_projections_alone(tmp_path):
   assert (before["embed"] == after["embed"]).all()
   mixers = [params["segments_0"]["layer_0"]["mixer"]["in_proj"] for params in (before, after)]
   assert not (mixers[0] == mixers[1]).all()
-
-
-@pytest.fixture
-def chat_folder(tmp_path):
-  """A tiny model with the tokens of ChatML, as transformers would save it."""
-  alphabet = sorted(ByteLevel.alphabet())
-  tokenizer = BPETokenizer.from_pieces([*alphabet, "<|im_start|>", "<|im_end|>"], [], [256, 257])
-  sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_dim": 16, "init_scale": 0.3}
-  model = ModelConfig(vocab_size=tokenizer.vocab_size, **sizes)
-  params = nn.unbox(init_params(model, jax.random.key(0)))
-  export_safetensors(tmp_path / "chat", model, params, tokenizer=tokenizer, vocab_size=258, context_tokens=512)
-  return tmp_path / "chat"
-
-
-@pytest.fixture
-def squad(tmp_path):
-  """Questions of SQuAD 2.0 about twelve towns."""
-  ask = lambda town, kind: {
-    "id": f"{town} {kind}", "question": f"Who is the {kind} of {town}?", "is_impossible": kind == "king",
-    "answers": [] if kind == "king" else [{"text": f"{town[0]}{kind}", "answer_start": 0}],
-  }  # fmt: skip
-  towns = [f"{letter}ville" for letter in "ABCDEFGHIJKL"]
-  paragraphs = lambda town: [
-    {
-      "context": f"{town} has {town[0]}mayor and {town[0]}cook.",
-      "qas": [ask(town, kind) for kind in ("mayor", "cook", "king")],
-    }
-  ]
-  data = [{"title": town, "paragraphs": paragraphs(town)} for town in towns]
-  (tmp_path / "dev-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": data}))
-  return tmp_path / "dev-v2.0.json"
-
-
-def test_a_pretrained_model_is_tuned_in_two_runs_and_keeps_its_tokenizer(chat_folder, squad, tmp_path):
-  small = {
-    "data.path": str(squad), "data.top_k": 1, "model.remat": "none", "evaluation.final": 6,
-    "evaluation.periodic": 2, "evaluation.batch_size": 2, "evaluation.max_new_tokens": 3,
-    **{f"rag.{key}": value for key, value in (("steps", 2), ("batch_size", 8), ("max_tokens", 512), ("accumulate", 1))},
-  }  # fmt: skip
-  init = chat_folder
-  for name, changes in (("first", {}), ("second", {"rag.lora.rank": 2})):
-    config = get_config("smollm2_135m")
-    config.update_from_flattened_dict(small | {"init": str(init)} | changes)
-    report = run(build(config.to_dict()), tmp_path / name)
-    jsonschema.validate(json.loads(json.dumps(report)), read_schema("rag"))
-    init = tmp_path / name
-  assert 0 < report["with_answer"] < report["n"] == 6
-  assert list(report["em"]) == ["base", "rag"]
-  config.update_from_flattened_dict({"rag.steps": 0})
-  before = run(build(config.to_dict()), tmp_path / "before")
-  jsonschema.validate(json.loads(json.dumps(before)), read_schema("rag"))
-  assert before["f1"] == {"base": report["f1"]["base"]}
-  config.update_from_flattened_dict({"evaluation.before": False})
-  with pytest.raises(ValueError, match=r"no model would be scored: set rag\.steps, or init and evaluation\.before"):
-    build(config.to_dict())
-  config.update_from_flattened_dict({"rag.steps": 2})
-  assert list(evaluate(build(config.to_dict()), tmp_path / name)["em"]) == ["rag"]
-  tuned = load_chat(str(init))
-  assert tuned.context_tokens == 512
-  assert tuned.tokenizer.special["<|im_end|>"] == 257
-  weights = [load_model(tmp_path / name).params["params"]["segments_0"] for name in ("first", "second")]
-  assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), *weights)))
 
 
 def test_a_run_from_scratch_is_no_start_for_another_tokenizer(tmp_path):
