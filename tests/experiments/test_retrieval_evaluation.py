@@ -6,6 +6,7 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+import pytrec_eval
 
 from selfrag_jax.encoders.base import FunctionEncoder
 from selfrag_jax.experiments import retrieval
@@ -13,7 +14,8 @@ from selfrag_jax.metrics.retrieval import ndcg
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.retrieval import dense
 from selfrag_jax.retrieval.base import create
-from selfrag_jax.retrieval.beir import EXAMPLE, read_beir
+from selfrag_jax.retrieval.beir import EXAMPLE, Judged, read_beir
+from selfrag_jax.retrieval.document import Document
 from tests import launching
 
 
@@ -32,6 +34,40 @@ def test_scores_are_those_of_the_rankings():
   two_hop = np.array([len(grades) == 2 for grades in data.qrels.values()])
   assert scores["all_gold@10"][two_hop].mean() < scores["all_gold@10"][~two_hop].mean()
   assert (scores["recall@1"] <= scores["recall@5"]).all()
+
+
+def count_words(texts):
+  return np.array([[text.count(word) for word in ("red", "blue", "gold")] for text in texts], np.float32)
+
+
+@pytest.mark.parametrize("name", ["simple", "bm25", "dense"])
+def test_of_equal_scores_the_document_that_was_added_first_is_ranked_first(name):
+  """trec_eval goes by ids instead, the last one first: where these were added so, all is what it computes."""
+  texts = ("red", "red blue", "red blue blue", "red gold gold gold")
+  documents = [Document(f"d{i:02}", content=texts[i % 4]) for i in range(24)]
+  queries = {"q0": "red", "q1": "blue", "q2": "gold red"}
+  grades = {"q0": {"d05": 2, "d08": 1, "d12": 1}, "q1": {"d06": 1, "d10": 3}, "q2": {"d03": 1, "d15": 1, "d00": 1}}
+  measures, ours = {"recall.5,10", "ndcg_cut.10", "recip_rank"}, ("recall@5", "recall@10", "ndcg@10", "mrr@10")
+  scores = {}
+  for order, step in (("first", 1), ("last", -1)):
+    retriever = create(name, **({"encoder": count_words, "backend": "numpy"} if name == "dense" else {}))
+    retriever.add_documents(documents[::step])
+    found, every = (retriever.retrieve_batch(list(queries.values()), k) for k in (10, 24))
+    for row, whole in zip(found, every, strict=True):
+      assert len({document.score for document in row}) < len(row) == 10
+      for ranking in (row, whole):
+        assert ranking == sorted(ranking, key=lambda document: (-document.score, step * int(document.id[1:])))
+      if name != "bm25":  # bm25s keeps any of those that are equal at the cut
+        assert row == whole[:10]
+    run = {query: {d.id: d.score for d in row} for query, row in zip(queries, found, strict=True)}
+    theirs = pytrec_eval.RelevanceEvaluator(grades, measures).evaluate(run)
+    judged = Judged(documents, queries, grades)
+    scores[order] = (
+      np.transpose([retrieval.score(retriever, judged)[metric] for metric in ours]),
+      [[theirs[q][metric] for metric in ("recall_5", "recall_10", "ndcg_cut_10", "recip_rank")] for q in queries],
+    )
+  np.testing.assert_allclose(*scores["last"], rtol=1e-6)
+  assert not np.allclose(*scores["first"], rtol=1e-6)
 
 
 def test_a_corpus_is_embedded_once_for_all_retrievers(tmp_path, monkeypatch):
