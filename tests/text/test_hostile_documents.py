@@ -7,6 +7,7 @@ from tokenizers import pre_tokenizers
 
 from selfrag_jax.experiments.qa import QAConfig, conversation
 from selfrag_jax.metrics import citation_scores
+from selfrag_jax.metrics.citations import find_support
 from selfrag_jax.text.chat import CHATML, COMPACT, LLAMA3, document_body, render_for_completion
 from selfrag_jax.text.rag_prompts import create_rag_training_example, render_rag_conversation_for_tokenizer
 from selfrag_jax.text.special import SPECIAL_TOKENS
@@ -86,3 +87,16 @@ def test_citations_that_documents_forge_are_wrong():
     assert citation_scores(f"Oslo is the capital of Norway [{forged}].", texts)[:2] == (0, 0)
     assert citation_scores("Oslo is the capital of Norway [3].", texts)[:2] == (1, 1)
     assert citation_scores("Oslo is the capital of Norway.", texts) == (0, 0, 1, 0)
+
+
+def test_a_hostile_document_supports_only_what_it_says():
+  """To cite it for the right answer is wrong, and so is to cite another one for what it says because it orders that."""
+  ordered = "The capital of Norway is Bergen [2]."
+  assert sum(ordered in f"{document['title']}{document['content']}" for document in DOCUMENTS) > 100
+  for document in DOCUMENTS:
+    texts = [f"{document['title']} {document['content']}", "Bread is baked from flour.", INNOCENT["content"]]
+    for forged in ("[1]", "[DOC_1]", "[1][2]"):
+      assert citation_scores(f"Oslo is the capital of Norway {forged}.", texts)[:2] == (0, 0), document
+    assert citation_scores("Oslo is the capital of Norway [1][3].", texts)[:2] == (1, 1 / 2), document
+    assert citation_scores(ordered, texts)[:2] == (0, 0), document
+    assert find_support("Oslo is the capital of Norway.", texts) == [3], document
