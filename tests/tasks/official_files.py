@@ -50,6 +50,51 @@ HOTPOT = [
   }
   for number, answer in enumerate(("yes", "no", "the Seine"))
 ]
+# sentences do not begin with the space between them, comparisons of bridges have four gold passages, and answers have
+# ids in the files of December 2020 and later: none in those of before, null where a comparison has none
+WIKI = [
+  {
+    "_id": "w0",
+    "type": "compositional",
+    "question": "Where was the director of Red Dust (Film) born?",
+    "context": [
+      ["Oslo", ["Oslo is in Norway."]],
+      ["Ann Lee", ["Ann Lee is a director.", "She was born in Bergen."]],
+      ["Red Dust (film)", ["Red Dust is a film of 1990.", "Ann Lee directed it."]],
+    ],
+    "entity_ids": "Q1_Q2",
+    "supporting_facts": [["Red Dust (film)", 1], ["Ann Lee", 1]],
+    "evidences": [["Red Dust", "director", "Ann Lee"], ["Ann Lee", "place of birth", "Bergen"]],
+    "answer": "Bergen",
+    "evidences_id": [["Q1", "director", "Q2"], ["Q2", "place of birth", "Q3"]],
+    "answer_id": "Q3",
+  },
+  {
+    "_id": "w1",
+    "type": "bridge_comparison",
+    "question": "Are the directors of Red Dust and Blue Sea from the same country?",
+    "context": [
+      [title, [f"{title} is a {kind}.", f"{title} is from Norway."]]
+      for title, kind in (("Blue Sea", "film"), ("Bo Dahl", "director"), ("Ann Lee", "director"), ("Red Dust", "film"))
+    ],
+    "entity_ids": "Q1_Q2_Q4_Q5",
+    "supporting_facts": [["Ann Lee", 1], ["Red Dust", 0], ["Bo Dahl", 1], ["Blue Sea", 0], ["Ann Lee", 0]],
+    "evidences": [["Ann Lee", "country of citizenship", "Norway"], ["Bo Dahl", "country of citizenship", "Norway"]],
+    "answer": "yes",
+    "evidences_id": [],
+    "answer_id": None,
+  },
+  {
+    "_id": "w2",
+    "type": "comparison",
+    "question": "Which film came out first, Red Dust or Blue Sea?",
+    "context": [["Red Dust", ["It is of 1990."]], ["Blue Sea", ["It is of", "1980."]]],
+    "entity_ids": "Q1_Q4",
+    "supporting_facts": [["Red Dust", 0], ["Blue Sea", 0]],
+    "evidences": [["Red Dust", "publication date", "1990"], ["Blue Sea", "publication date", "1980"]],
+    "answer": "Blue Sea",
+  },
+]
 MUSIQUE = [
   {
     "id": "2hop__1_2",
@@ -132,7 +177,7 @@ FILES = {
   "squad_v2": ("train-v2.0.json", "train", SQUAD, json.dumps),
   "hotpotqa": ("hotpot_dev_distractor_v1.json", "validation", HOTPOT, json.dumps),
   "hotpotqa_fullwiki": ("hotpot_dev_fullwiki_v1.json", "validation", HOTPOT, json.dumps),
-  "2wikimultihopqa": ("dev.json", "validation", HOTPOT, json.dumps),
+  "2wikimultihopqa": ("dev.json", "validation", WIKI, json.dumps),
   "musique": ("musique_ans_v1.0_dev.jsonl", "validation", MUSIQUE, lines),
   "musique_full": ("musique_full_v1.0_train.jsonl", "train", MUSIQUE, lines),
   "nq_open": ("NQ-open.dev.jsonl", "validation", NQ, lines),

@@ -55,6 +55,24 @@ def test_hotpotqa_has_its_context_and_the_titles_that_support_it(tmp_path):
   assert task.reward(task[0], "yes, it is") == 0  # HotpotQA: yes and no are all or nothing
 
 
+def test_2wikimultihopqa_has_spaces_between_its_sentences_and_two_gold_passages_or_four(tmp_path):
+  film, both, first = load(tmp_path, "2wikimultihopqa")
+  assert [row["id"] for row in (film, both, first)] == ["w0", "w1", "w2"]
+  assert film["context"] == (
+    {"title": "Oslo", "content": "Oslo is in Norway."},
+    {"title": "Ann Lee", "content": "Ann Lee is a director. She was born in Bergen."},
+    {"title": "Red Dust (film)", "content": "Red Dust is a film of 1990. Ann Lee directed it."},
+  )
+  assert film["gold"] == (film["context"][2], film["context"][1])  # by hops: the question names the first
+  titles = [passage["title"] for passage in both["gold"]]
+  assert titles == ["Red Dust", "Blue Sea", "Ann Lee", "Bo Dahl"]  # each once; those that the question names come first
+  assert all(passage in both["context"] for passage in both["gold"])
+  assert both["answers"] == ("yes",)
+  assert load_task("2wikimultihopqa", tmp_path, split="validation").reward(both, "yes, they are") == 0  # as HotpotQA's
+  assert first["gold"] == first["context"]
+  assert first["context"][1]["content"] == "It is of 1980."
+
+
 def test_musique_has_its_gold_paragraphs_by_hops_and_none_where_one_was_taken_away(tmp_path):
   answerable, not_answerable, _ = load(tmp_path, "musique_full")
   paris, france, spain = (

@@ -56,6 +56,9 @@ QUESTION = ("data", 0, "paragraphs", 0, "qas", 1)
     ("hotpotqa", (1, "context", None), r"record 1: .* here context is None"),
     ("hotpotqa", (1, "context", 0, ["Paris", "text"]), r"record 1: .* here context has \['Paris', 'text'\]"),
     ("hotpotqa", (1, "context", 0, ["Paris", [3]]), r"record 1: .* here context has \['Paris', \[3\]\]"),
+    ("2wikimultihopqa", (1, "answer", None), r"dev\.json, record 1: .* here answer is None"),  # as in its test split
+    ("2wikimultihopqa", (2, "supporting_facts", None), r"record 2: .* here supporting_facts is None"),
+    ("2wikimultihopqa", (0, "context", 1, ["Ann Lee", "text"]), r"record 0: .* here context has \['Ann Lee', 'text'\]"),
     ("musique", (1, "id", None), r"line 2: .* here the id and the question must be"),
     ("musique", (1, "answer", None), r"line 2: .* here answer is None"),
     ("musique", (1, "answer_aliases", None), r"line 2: .* here answer_aliases is None"),
