@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from selfrag_jax.experiments import base
+from selfrag_jax.experiments import base, rollout_examples
 from selfrag_jax.experiments.refrag import bm25, build, dry_run, evaluate, load_policy, run, value_names
 from selfrag_jax.memory.topk_numpy import search_numpy
 from selfrag_jax.reports.schema import read_schema
@@ -145,6 +145,57 @@ def test_beside_the_report_lie_its_figure_and_the_config(config, workdir):
       assert list(means.values()) == pytest.approx(
         [report[field][condition] for field in ("em", "f1", "all_gold", "valid")]
       )
+
+
+def questions_of_page(experiment, policies, path):
+  """Write the page of rollouts; return for each question whether it is shown as one that has changed."""
+  runner, n = experiment.runner, experiment.evaluation.batch_size
+  rollout_examples.write_examples(path, runner, policies, experiment.rollout, experiment.rl, n)
+  page = path.read_text()
+  found = [kind == "changed" for kind in re.findall(r"<section class=(\w+)>", page)]
+  assert f"{len(found)} questions, {sum(found)} of them with another greedy rollout" in page
+  return found
+
+
+def test_a_page_shows_what_another_answer_has_changed(experiment, tmp_path):
+  before, [mulder] = experiment.base_params, experiment.task.tokenizer.encode("Mulder")
+  head = np.array(before["params"]["unembed"])
+  head[mulder] = -1
+  after = {"params": before["params"] | {"unembed": head}}  # answers Rhine
+  unchanged = questions_of_page(experiment, {"before": before, "after": before}, tmp_path / "same.html")
+  assert unchanged == [False]
+  assert questions_of_page(experiment, {"before": before, "after": after}, tmp_path / "other.html") == [True]
+  there_and_back = {"before": before, "between": after, "after": before}
+  assert questions_of_page(experiment, there_and_back, tmp_path / "back.html") == unchanged
+
+
+def test_a_question_has_changed_with_a_query_a_document_or_the_answer(experiment, tmp_path, monkeypatch):
+  search = lambda query, *texts: {
+    "query": query,
+    "documents": [{"text": text, "score": 0.5, "gold": False} for text in texts],
+  }
+  row = {"policy": "", "hops": [search("Velden", "Ada")], "answer": "Mulder", "reward": 0.0, "advantage": None}
+  row |= {"exact": False, "valid": True}
+  others = {
+    "query": {"hops": [search("Goor", "Ada")]},
+    "document": {"hops": [search("Velden", "Emma")]},
+    "one more document": {"hops": [search("Velden", "Ada", "Emma")]},
+    "one more search": {"hops": [search("Velden", "Ada"), search("Velden", "Ada")]},
+    "answer": {"answer": "Rhine"},
+    "no answer": {"answer": None},
+    "nothing": {},
+    "reward": {"reward": 1.0, "exact": True, "valid": False},
+  }
+  size, of_split = experiment.task.size, rollout_examples._first  # valid has one question
+  monkeypatch.setattr(experiment.task, "size", lambda split: size("test"))
+  monkeypatch.setattr(rollout_examples, "_first", lambda runner, split, n: of_split(runner, "test", n))
+  monkeypatch.setattr(experiment.runner, "run", lambda *_, **__: None)
+  for name, changes in others.items():
+    rows = {"before": [row] * 99, "after": [row | changes, *[row] * 98]}
+    rows["after, sampled"] = [row | {"answer": "Meuse"}] * 64
+    monkeypatch.setattr(rollout_examples, "_described", lambda *args, rows=rows: rows[args[-1]])
+    found = questions_of_page(experiment, {"before": None, "after": None}, tmp_path / "report.html")
+    assert found == [name not in ("nothing", "reward"), *[False] * (size("test") - 1)], name
 
 
 def test_running_again_trains_no_more_and_reports_the_same(config, workdir):
