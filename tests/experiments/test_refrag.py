@@ -272,6 +272,9 @@ def test_bm25_answers_a_batch_in_which_nobody_searches(experiment):
   assert bm25(experiment)([[], []], 0) == [[], []]
 
 
+ARMS = ("outcome", "evidence", "experts", "mimic")
+
+
 def start_arms(config, workdir, *arguments):
   given = {f"config.{section}.{key}": value for section in ("data", "memory") for key, value in config[section].items()}
   given = {key: value for key, value in given.items() if isinstance(value, int | str) and key != "config.data.name"}
@@ -290,27 +293,69 @@ def read_parts(workdir, name):
   return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
 
 
+def reinforcement_of(workdir):
+  """Return the metrics of the only step of reinforcement."""
+  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  return next(row for row in rows if row["phase"] == "rl" and "reward" in row)
+
+
+ARMS_OF = """
+import dataclasses, json, sys
+from benchmarks.refrag_arms import arms
+from selfrag_jax.tasks.rewards import RAGRewardWeights, RewardConfig
+from selfrag_jax.train.phases.refrag import RLConfig
+
+reward = RewardConfig(f1_weight=0.5, weights=RAGRewardWeights(relevance=0.7, efficiency=0.2))
+found = [RLConfig(), RLConfig(steps=7, kl_weight=0.3, advantage="grpo", reward=reward)]
+print(json.dumps([{name: dataclasses.asdict(rl) for name, rl in ({"": rl} | arms(rl)).items()} for rl in found]))
+"""
+
+
+def test_the_arms_differ_in_what_they_are_named_for_alone():
+  script = [sys.executable, "-c", ARMS_OF]
+  told = subprocess.run(script, capture_output=True, text=True, timeout=600, cwd=Path(__file__).resolve().parents[2])
+  assert told.returncode == 0, told.stderr[-2000:]
+  for found, kl in zip(json.loads(told.stdout), (0.1, 0.3), strict=True):
+    given = found.pop("")
+    evidence = given | {"reward": given["reward"] | {"terms": "weighted"}}
+    answers = evidence["reward"] | {"weights": given["reward"]["weights"] | {"relevance": 0}}
+    assert given["reward"]["weights"]["relevance"] > 0
+    assert found == {
+      "outcome": evidence | {"reward": answers},
+      "evidence": evidence,
+      "experts": evidence | {"experts": True, "resample": 4},
+      "mimic": evidence | {"kl_on": "wrong", "kl_weight": kl},
+    }
+
+
 def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path):
-  chosen = ("--folds=2", "--arm=evidence", "--arm=experts", "--dense=token-bag")
+  chosen = ("--folds=2", "--dense=token-bag")  # all arms
   first = start_arms(config, tmp_path, *chosen)
   assert first.returncode == 0, first.stderr[-2000:]
   table = first.stdout[first.stdout.index("6 questions of 2 folds") :].splitlines()
-  names = [line[:48].rstrip() for line in table[3:-4]]
+  names = [line[:48].rstrip() for line in table[3:-6]]
   assert names[:3] == ["BM25", "token-bag", "both fused"]
   assert "one search of the memory, second query by rule" in names
-  policies = ["demonstrations only", "evidence", "experts"]
+  policies = ["demonstrations only", *ARMS]
   other = ["", "policies whose queries both fused answer"]
-  assert names[-9:] == ["one search of the memory", *policies, *other, *policies]
-  assert [line.partition(":")[0] for line in table[-2:]] == ["evidence", "experts"]
+  assert names[-13:] == ["one search of the memory", *policies, *other, *policies]
+  assert [line.partition(":")[0] for line in table[-4:]] == [*ARMS]
   # every question is in one fold at most, so that the two are joined
   mean = read_parts(tmp_path, "evidence")["all_gold"].mean()
   assert f"{'evidence':48}{mean:.3f} " in first.stdout
   assert (tmp_path / "fold1" / "experts" / "report.html").exists()
 
+  # the same rollouts earn otherwise without their documents, some go on, some are pulled
+  steps = {name: reinforcement_of(tmp_path / "fold0" / name) for name in ARMS}
+  assert steps["outcome"]["reward"] != steps["evidence"]["reward"] == steps["experts"]["reward"]
+  assert steps["evidence"]["reward"] == steps["mimic"]["reward"]
+  assert [name for name in ARMS if "near_misses" in steps[name]] == ["experts"]
+  assert [name for name in ARMS if "kl" in steps[name]] == ["mimic"]
+
   # the difference to the one search of the same retriever is told
   fields = ("all_gold", "exact_match", "f1", "searches", "valid")
   arm, one = (read_parts(tmp_path, name) for name in ("evidence", "peers"))
-  assert f"  {(arm['all_gold by both fused'] - one['both fused']).mean():+.3f} [" in table[-6]
+  assert f"  {(arm['all_gold by both fused'] - one['both fused']).mean():+.3f} [" in table[-9]
   assert set(arm) == {*fields, *(f"{field} by both fused" for field in fields)}
 
   kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("fold*/*.npz")}
@@ -319,6 +364,12 @@ def test_arms_of_two_folds_are_run_once_and_stand_in_one_table(config, tmp_path)
   assert again.stdout[again.stdout.index("6 questions") :].splitlines() == table  # from the checkpoints
   changed = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
   assert changed == {tmp_path / "fold1" / "experts.npz"}
+
+  (tmp_path / "fold0" / "outcome.npz").unlink()
+  some = start_arms(config, tmp_path, *chosen, "--arm=evidence", "--arm=mimic")
+  lines = some.stdout[some.stdout.index("6 questions") :].splitlines()
+  assert lines == [line for line in table if not line.startswith(("outcome", "experts"))]
+  assert not (tmp_path / "fold0" / "outcome.npz").exists()
 
   # an arm can be put into the table of expectations, with the demonstrations that it started from
   script = Path(__file__).resolve().parents[2] / "benchmarks" / "expectations.py"
