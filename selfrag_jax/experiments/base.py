@@ -4,8 +4,10 @@ import csv
 import importlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
+import flax.linen as nn
 import jax
 from etils import epath
 from jax.sharding import Mesh
@@ -15,6 +17,7 @@ from selfrag_jax.aot.table import print_mesh, print_model
 from selfrag_jax.checked import Seed
 from selfrag_jax.mesh import MeshConfig, absent
 from selfrag_jax.model.config import ModelConfig, count_params
+from selfrag_jax.model.lm import init_params
 from selfrag_jax.reports.files import write_file
 from selfrag_jax.settings import settings
 from selfrag_jax.storage.atomic import json_bytes
@@ -84,16 +87,31 @@ def plan(config: Mapping[str, Any], devices: Sequence[Any]) -> tuple[dict[str, i
       return dict(experiment.mesh.shape), compile_phases(module.planned(experiment))
 
 
-def make_model(fields: Mapping[str, Any], mesh: Mesh) -> ModelConfig:
-  """Return a model's config. The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs.
+def make_model(given: Mapping[str, Any], mesh: Mesh, pretrained: ModelConfig | None = None) -> ModelConfig:
+  """Return a model's config: the fields `given`, and the others of a pretrained model.
 
-  The matmul_dtype `auto` is the dtype.
+  The dtype `auto` is bfloat16 where the devices have units for it, float32 on CPUs, and the matmul_dtype `auto` is the
+  dtype. Raises ValueError for a field that gives the weights of a pretrained model other shapes.
   """
+  fields = {**(pretrained.to_dict() if pretrained else {}), **given}
   if fields.get("dtype") == "auto":
     fields = {**fields, "dtype": "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"}
   if fields.get("matmul_dtype") == "auto":
     fields = {**fields, "matmul_dtype": None}
-  return settings(ModelConfig, fields, "model")
+  model = settings(ModelConfig, fields, "model")
+  if pretrained is not None and _weights(model) != _weights(pretrained):
+    before = pretrained.to_dict()
+    changed = ", ".join(name for name, value in given.items() if before.get(name) != value)
+    raise ValueError(
+      f"of {changed} in config.model, one gives the pretrained model's weights other shapes: leave it out"
+    )
+  return model
+
+
+def _weights(model: ModelConfig) -> Any:
+  """Return the names and shapes of a model's weights."""
+  shapes = jax.eval_shape(partial(init_params, model), jax.random.key(0))
+  return jax.tree.map(lambda leaf: leaf.shape, nn.unbox(shapes))
 
 
 def metadata(config: Mapping[str, Any], model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -269,13 +269,13 @@ def build(config: Mapping[str, Any]) -> Experiment:
     loaded = load_with_tokenizer(config["init"], mesh)
     if (tokenizer := loaded.tokenizer) is None or (template := find_template(tokenizer)) is None:
       raise ValueError(f"config.init = {config['init']} is no chat model: it has no tokenizer with a chat template")
-    fields = loaded.config.to_dict()
+    fields = {}
   else:
     if not isinstance(reading, Countries):
       raise ValueError("the questions of files need a pretrained model: set config.init, e.g. smollm2-135m")
     loaded, tokenizer, template = None, reading.tokenizer, COMPACT
     fields = {"vocab_size": tokenizer.vocab_size}
-  model = base.make_model({**fields, **config["model"]}, mesh)
+  model = base.make_model({**fields, **config["model"]}, mesh, loaded.config if loaded else None)
   params, context_tokens = (loaded.params, loaded.context_tokens) if loaded else (None, None)
   plain = read_plain(sections["rag"].plain, not isinstance(reading, Countries))
   experiment = Experiment(config, mesh, reading, tokenizer, template, params, context_tokens, plain, model, **sections)

@@ -143,8 +143,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   folder = read_folder(data, config["init"])  # an error here comes before weights are downloaded
   pretrained = load_pretrained(config["init"]) if config["init"] else None
   task = make_task(data, folder, pretrained, sections["rollout"])
-  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
-  model = base.make_model({**fields, **config["model"]}, mesh)
+  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else {}
+  model = base.make_model({**fields, **config["model"]}, mesh, pretrained.config if pretrained else None)
   params = place(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   memory, constants = settings(MemoryConfig, config["memory"], "memory"), None
   if pretrained is not None and memory.encoder == "lm":

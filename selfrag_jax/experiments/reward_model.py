@@ -155,8 +155,8 @@ def build(config: Mapping[str, Any]) -> Experiment:
   pretrained = load_pretrained(config["init"]) if config["init"] else None
   bounds = RolloutConfig(max_query_tokens=sections["pairs"].max_query_tokens)
   task = make_task(data, folder, pretrained, bounds)
-  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else pretrained.config.to_dict()
-  model = base.make_model({**fields, **config["model"]}, mesh)
+  fields = {"vocab_size": task.tokenizer.vocab_size} if pretrained is None else {}
+  model = base.make_model({**fields, **config["model"]}, mesh, pretrained.config if pretrained else None)
   params = place(dict(pretrained.params), param_shardings(model, mesh)) if pretrained else None
   experiment = Experiment(config, mesh, params, task, model, **sections)
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first

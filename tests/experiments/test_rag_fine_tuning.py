@@ -172,6 +172,12 @@ def trained(experiment, name="rag", steps=3):
   return found
 
 
+@pytest.mark.parametrize(("key", "value"), [("block_pattern", "M"), ("d_model", 32)])
+def test_a_pretrained_model_keeps_its_shape(made, key, value):
+  with pytest.raises(ValueError, match=rf"of .*{key}.* in config\.model, one gives the pretrained model's weights"):
+    made(**{f"model.{key}": value})
+
+
 def test_the_model_to_start_from_is_the_one_that_is_named(made, tmp_path):
   for seed in (1, 2):
     written = write_chat(tmp_path / "other", seed)["params"]["segments_0"]
