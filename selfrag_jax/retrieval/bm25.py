@@ -92,15 +92,21 @@ class BM25Retriever(BaseRetriever):
     allowed = self._allowed(self._rows, where)
     if allowed is None and len(self._row_of) < len(self._rows):
       allowed = np.array([id is not None for id in self._rows])
+    mask = None if allowed is None else allowed.astype(np.float32)
     rows, scores = self._index.retrieve(
       list(known.values()),
-      k=min(top_k, len(self._rows)),
+      k=min(top_k + 1, len(self._rows)),
       show_progress=False,
       backend_selection=self._index.backend,  # bm25s would prefer JAX's top-k to NumPy's
-      weight_mask=None if allowed is None else allowed.astype(np.float32),
+      weight_mask=mask,
     )
-    for i, row, values in zip(known, rows, scores, strict=True):
-      order = np.lexsort((row, -values))[: np.count_nonzero(values > 0)]
+    for (i, terms), row, values in zip(known.items(), rows, scores, strict=True):
+      high = -np.sort(-values)
+      if len(high) > top_k and high[top_k - 1] == high[top_k] > 0:  # bm25s takes any of those that are equal there
+        every = self._index.get_scores(terms, weight_mask=mask)
+        row = best(every, top_k)
+        values = every[row]
+      order = np.lexsort((row, -values))[: np.count_nonzero(values > 0)][:top_k]
       found.ids[i] = [id for at in row[order].tolist() if (id := self._rows[at]) is not None]
       found.scores[i] = values[order].tolist()
     return found
