@@ -1,5 +1,7 @@
 """Questions of files beside retrieved passages: splits by article, conditions, what is taught where nothing answers."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -207,3 +209,40 @@ def test_squad_is_read_and_split(shared_data):
   answered = [row for row in rows if row["answers"]]
   assert 0.3 < len(answered) / len(rows) < 0.7
   assert np.mean([any(row["answers"][0] in text for text in shown(row)) for row in answered]) > 0.85
+
+
+@pytest.mark.parametrize("data_set", ["hotpotqa", "musique"])
+def test_questions_that_need_two_passages_are_trained_on_beside_both(data_set, tmp_path):
+  text = lambda town, other: f"{town} lies on the river of {other}."
+  pairs = [(town, TOWNS[(i + 1) % len(TOWNS)]) for i, town in enumerate(TOWNS)]
+  if data_set == "hotpotqa":
+    rows = [
+      {
+        "_id": f"{a} {b}", "question": f"On which river lies the ally of {a}?", "answer": f"river of {b}",
+        "supporting_facts": [[a, 0], [b, 0]], "context": [[a, [text(a, b)]], [b, [text(b, a)]]],
+      }
+      for a, b in pairs
+    ]  # fmt: skip
+    (tmp_path / "hotpot_dev_distractor_v1.json").write_text(json.dumps(rows))
+  else:
+    rows = [
+      {
+        "id": f"{a} {b}", "question": f"On which river lies the ally of {a}?", "answer": f"river of {b}",
+        "answer_aliases": [], "answerable": True,
+        "question_decomposition": [{"paragraph_support_idx": i} for i in range(2)],
+        "paragraphs": [
+          {"idx": i, "title": one, "paragraph_text": text(one, other), "is_supporting": True}
+          for i, (one, other) in enumerate([(a, b), (b, a)])
+        ],
+      }
+      for a, b in pairs
+    ]  # fmt: skip
+    (tmp_path / "musique_ans_v1.0_dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  articles = Articles(load_task(data_set, tmp_path, split="validation"), top_k=2)
+  for row in articles.training("retrieved", 0.0)[:40]:
+    a, b = row["id"].split()
+    assert {text(a, b), text(b, a)} <= set(shown(row))
+    assert row["messages"][-1]["content"] == f"river of {b}"
+  taken = [row for row in articles.training("retrieved", 1.0)[:40] if row["messages"][-1]["content"] == UNKNOWN]
+  assert taken
+  assert not any(row["answers"][0] in found for row in taken for found in shown(row))
