@@ -62,8 +62,12 @@ def print_difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
 def asked_of(folder: str) -> dict[str, Any]:
   """Return the settings that choose the questions and their passages."""
   config = json.loads((Path(folder) / "config.json").read_text())
-  chosen = ("data_set", "split", "retriever", "knowledge_base", "top_k", "parts", "seed")
-  return {name: config["data"].get(name) for name in chosen} | {"final": config["evaluation"]["final"]}
+  chosen = ("name", "data_set", "split", "retriever", "knowledge_base", "top_k", "parts", "seed")
+  data = {"knowledge_base": "", **config["data"]}
+  if data["name"] == "articles" and not data["knowledge_base"]:
+    data["retriever"] = data["retriever"] or "bm25"
+  path = data["path"] if data["name"] == "conversations" else None  # whoever keeps a report may leave out the others
+  return {name: data.get(name) for name in chosen} | {"path": path, "final": config["evaluation"]["final"]}
 
 
 def main(argv: list[str]) -> None:

@@ -15,7 +15,8 @@ from selfrag_jax.mesh import fetch
 from selfrag_jax.model.lm import unstack
 from selfrag_jax.ragged import pad_rows, round_up
 from selfrag_jax.text.chat import ChatTemplate, find_template, render_for_completion
-from selfrag_jax.text.rag_prompts import render_rag_conversation_for_tokenizer
+from selfrag_jax.text.rag_prompts import RenderedConversation, render_rag_conversation_for_tokenizer
+from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.textgrad.limits import Completion, Content, EngineError
 from selfrag_jax.train.load import LoadedModel, load_model
 
@@ -67,16 +68,11 @@ class ChatModel:
   ) -> list[Answer]:
     """Answer conversations (lists of turns with `role` and `content`), `batch_size` at once, in their order.
 
-    Retrieved documents that do not fit into the model's context beside the answer are dropped, the last first. Raises
-    ValueError for a conversation that does not fit without any.
+    Messages of retrieved documents that do not fit into the model's context beside the answer lose documents, the last
+    first. Raises ValueError for a conversation that has some and does not fit without any.
     """
     room = None if self.context_tokens is None else self.context_tokens - max_new_tokens
-    fitted = [
-      render_rag_conversation_for_tokenizer(
-        self.tokenizer, {"messages": list(turns)}, self._template, room, for_completion=True
-      )
-      for turns in conversations
-    ]
+    fitted = [fit_prompt(self.tokenizer, turns, self._template, room) for turns in conversations]
     prompts = [one.ids for one in fitted]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
@@ -100,6 +96,19 @@ class ChatModel:
         said = self.tokenizer.decode(row[:n], skip_special=True)
         answers[i] = Answer(said, len(prompts[i]), int(n), fitted[i].dropped_documents)
     return [answers[i] for i in range(len(prompts))]
+
+
+def fit_prompt(
+  tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], template: ChatTemplate, room: int | None
+) -> RenderedConversation:
+  """Render the prompt of the next turn in at most `room` tokens, if it has documents that can be left out.
+
+  Raises ValueError if they are not enough.
+  """
+  limit = room if any(turn.get("documents") for turn in turns) else None
+  return render_rag_conversation_for_tokenizer(
+    tokenizer, {"messages": list(turns)}, template, limit, for_completion=True
+  )
 
 
 _loaded: weakref.WeakValueDictionary[str, ChatModel] = weakref.WeakValueDictionary()

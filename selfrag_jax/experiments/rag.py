@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 from selfrag_jax.aot.table import print_plan
 from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, suggestion
 from selfrag_jax.experiments import base
-from selfrag_jax.experiments.chat_model import ChatModel, load_with_tokenizer
+from selfrag_jax.experiments.chat_model import ChatModel, fit_prompt, load_with_tokenizer
+from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.reports.answers_by_documents import Scores, as_rows, summarize, table
@@ -234,6 +235,18 @@ class Experiment:
     """Return the names of the phases, in the order of training."""
     return [name for name in PHASES if getattr(self, name).steps]
 
+  def check_prompts(self) -> None:
+    """Render every prompt of validation and report. Raises ValueError for what would fail there after the training."""
+    room = None if self.context_tokens is None else self.context_tokens - self.evaluation.max_new_tokens
+    parts = [("valid", self.evaluation.periodic, ["retrieved"]), ("test", self.evaluation.final, self.conditions)]
+    for split, n, conditions in parts:
+      for condition in conditions:
+        rows = list(self.reading.questions(split, n, condition))
+        for row in rows:
+          fit_prompt(self.tokenizer, self._messages(row), self.template, room)
+        if split == "test" and not any(row["answers"] for row in rows):
+          raise ValueError(f"none of the {len(rows)} questions of the test has an answer: give more, or others")
+
   def validate(self, params: Params) -> dict[str, float]:
     """Score held-out questions while the model trains."""
     scores = self.score(params, "valid", self.evaluation.periodic, "retrieved")
@@ -285,6 +298,9 @@ def build(config: Mapping[str, Any]) -> Experiment:
   if params is None and (rank := sections[first].lora.rank):
     raise ValueError(f"{first}.lora.rank = {rank} needs a model to adapt: set config.init, or train {first} in full")
   experiment.evaluation.among(reading.conditions)  # raises now, not after the training
+  check_new_tokens(experiment.evaluation.max_new_tokens, context_tokens)
+  if not isinstance(reading, Countries):  # those are all alike, and take long to make
+    experiment.check_prompts()
   with jax.set_mesh(mesh):  # phases check their batches: an error in the last comes now, not after hours of the first
     for name in experiment.phases():
       phase = experiment.phase(name, None)

@@ -16,6 +16,7 @@ from selfrag_jax.metrics.answers import (
 from selfrag_jax.metrics.citations import citation_scores, extract_citations_from_response, remove_citations
 from selfrag_jax.metrics.claims import check_hallucination
 from selfrag_jax.metrics.retrieval import all_found, compute_retrieval_precision, compute_retrieval_recall
+from selfrag_jax.metrics.sentences import split_sentences
 
 NAN = float("nan")
 
@@ -53,14 +54,16 @@ def score_question(
 ) -> QuestionScores:
   """Score a completion beside the passages that it read, all as (title, text); None: it was to read none.
 
-  `unknown`, an empty completion, and one that begins by saying that its author or the passages do not know, count as no
-  answer: right where there are no `answers`. `f1` is the rule of the
+  `unknown`, an empty completion, and a single sentence that says that its author or the passages do not know and holds
+  no accepted answer, count as no answer: right where there are no `answers`. `f1` is the rule of the
   data set. Where no passage was found, the scores of passages are 0. They are NaN without gold passages, and those of
   claims where there is no answer or no passage.
   """
   text = remove_citations(completion)
   plain = normalize_answer(text.replace("’", "'"))
-  abstained = plain in ("", normalize_answer(unknown)) or says_unknown(text)
+  abstained = plain in ("", normalize_answer(unknown)) or (
+    says_unknown(text) and len(split_sentences(text)) == 1 and not substring_match(text, answers)
+  )
   said = "" if abstained else text
   scores = QuestionScores(
     exact_match(said, answers), f1(said, answers), substring_match(said, answers), float(abstained)

@@ -26,7 +26,7 @@ class Entailment:
   """
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 512):
-    """Take a model; of the passages at most `max_tokens` are read.
+    """Take a model; of each passage at most `max_tokens` are read.
 
     `vocab_size` is the number of ids that the model was trained on; ids appended later get no probability.
     """
@@ -42,9 +42,14 @@ class Entailment:
     return cls(found.config, found.params, found.tokenizer, found.base_vocab_size, max_tokens)
 
   def score(self, claim: str, passages: Sequence[str]) -> float:
-    """Return how much likelier "Yes" is beside the passages than without them, in [0, 1]; 0.5 is no difference."""
-    read = self.tokenizer.encode("\n\n".join(passages))[: self.max_tokens]
-    beside = self._log_odds(claim, self.tokenizer.decode(read))
+    """Return how much likelier "Yes" is beside the best passage than without any, in [0, 1]; 0.5 is no difference.
+
+    A claim without a passage scores 0.
+    """
+    if not passages:
+      return 0.0
+    read = [self.tokenizer.decode(self.tokenizer.encode(passage)[: self.max_tokens]) for passage in passages]
+    beside = max(self._log_odds(claim, passage) for passage in read)
     return float(1 / (1 + np.exp(self._log_odds(claim, NOTHING) - beside)))
 
   def _log_odds(self, claim: str, passage: str) -> float:

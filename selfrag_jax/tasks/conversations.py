@@ -1,13 +1,15 @@
 """Conversations whose documents were retrieved beforehand, as what a model is fine-tuned on and asked about."""
 
-from collections.abc import Sequence
+import os
+import reprlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
-from selfrag_jax.metrics.answers import normalize_answer
+from selfrag_jax.metrics.answers import CLOSED_ANSWERS, normalize_answer
 from selfrag_jax.tasks.articles import exact_or_unknown, f1_or_unknown
 from selfrag_jax.tasks.countries import ENDLESS
 from selfrag_jax.tasks.country_wordings import UNKNOWN
@@ -23,14 +25,21 @@ class Conversations:
   """The files `train.jsonl`, `valid.jsonl` and `test.jsonl` of a folder, as `save_conversations` writes them.
 
   The last turn of a conversation is the assistant's answer. `answers` of a record holds all that are accepted, none if
-  its documents do not tell; a record without that field accepts its last turn.
+  its documents do not tell; a record without that field accepts its last turn. Where none is accepted, the last turn is
+  UNKNOWN. Answers are scored by the exact match and the F1 of SQuAD.
   """
 
   conditions: ClassVar[tuple[str, ...]] = ("retrieved", "none", "shuffled")
 
   def __init__(self, path: epath.PathLike, seed: int = 0):
-    """Read the files. Raises like `StaticRAGTask`, and ValueError for a conversation without an answer at its end."""
-    self._seed, self._parts = seed, {split: _answered(StaticRAGTask(path, split)) for split in SPLITS}
+    """Read the files.
+
+    Raises like `StaticRAGTask`; ValueError for a path that is no folder and has no `{split}`, and for a record without
+    an answer at its end or with documents or answers that are none.
+    """
+    if "{split}" not in os.fspath(path) and not epath.Path(path).is_dir():
+      raise ValueError(f"{path} is no folder: give one with train.jsonl, valid.jsonl and test.jsonl")
+    self._seed, self._parts = seed, {split: _checked(StaticRAGTask(path, split)) for split in SPLITS}
 
   def of_phase(self, name: str) -> "Conversations":
     """Return these conversations, for every phase: they have no simpler form."""
@@ -54,18 +63,21 @@ class Conversations:
   def training(self, shown: Shown, unanswerable: float) -> Task:
     """Return an endless view of the training's conversations, every epoch shuffled anew, with documents in any order.
 
-    From a share `unanswerable` of those with an answer, the documents that hold it are taken away: the last turn is
-    UNKNOWN there.
+    In a share `unanswerable` of those whose documents hold an answer, but for yes and no, documents of other
+    conversations stand in their place, as many: the last turn is UNKNOWN there.
     """
     rows = self._parts["train"]
     task = show(Task("conversations_train", rows, dict), shown, partial(_other, rows))
     epochs = ShuffledEpochs(range(len(rows)), self._seed, EPOCHS)
 
     def make(index: int) -> Conversation:
-      rng, row = np.random.default_rng([self._seed, SHOWN, index]), task[epochs[index]]
-      is_taken = bool(row["answers"]) and rng.random() < unanswerable
-      taken = row["answers"] if is_taken else ()
-      messages = [_reordered(message, taken, rng) for message in row["messages"]]
+      rng, at = np.random.default_rng([self._seed, SHOWN, index]), epochs[index]
+      row, spare, said = task[at], [], rows[at]["answers"]
+      can_go = not CLOSED_ANSWERS & {*map(normalize_answer, said)} and _tells(_documents(row), said)
+      if can_go and rng.random() < unanswerable:
+        spare = _spare(rows, at)
+      is_taken = bool(spare)
+      messages = [_changed(message, said if is_taken else (), spare, rng) for message in row["messages"]]
       if is_taken:
         messages[-1] = {**messages[-1], "content": UNKNOWN}
       return {**row, "messages": [message for message in messages if message.get("documents") != []]}
@@ -73,39 +85,80 @@ class Conversations:
     return Task(f"conversations_train_{shown}", range(ENDLESS), make, exact_or_unknown, f1_or_unknown)
 
 
-def _answered(task: StaticRAGTask) -> list[Conversation]:
-  """Return the conversations with their accepted answers."""
+def _checked(task: StaticRAGTask) -> list[Conversation]:
+  """Return the conversations with their accepted answers, without messages that show no document."""
   rows = []
   for number, row in enumerate(task, 1):
-    last = row["messages"][-1]
+    where, last = f"conversation {number} of {task.name}", row["messages"][-1]
     if last["role"] != "assistant" or not isinstance(last.get("content"), str):
-      raise ValueError(f"conversation {number} of {task.name} does not end with an answer of the assistant")
-    rows.append({"id": str(number), "answers": [last["content"]], **row})
+      raise ValueError(f"{where} does not end with an answer of the assistant")
+    answers = row.get("answers", [last["content"]])
+    if not isinstance(answers, list) or not all(isinstance(said, str) for said in answers):
+      raise ValueError(f"{where}: 'answers' must be a list of texts, not {reprlib.repr(answers)}")
+    answers = [said for said in answers if normalize_answer(said) not in ("", normalize_answer(UNKNOWN))]
+    messages = [_message(message, where) for message in row["messages"]]
+    if not answers:
+      messages[-1] = {**last, "content": UNKNOWN}
+    kept = [message for message in messages if message.get("documents") != []]
+    rows.append({"id": str(number), **row, "messages": kept, "answers": answers})
   return rows
 
 
+def _message(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+  """Return a message as it is. Raises ValueError for documents that the conditions could not change."""
+  content = message.get("content")
+  if isinstance(content, list) and any(isinstance(part, dict) and "documents" in part for part in content):
+    raise ValueError(f"{where} has documents within a turn: put them into a message of the role retrieval")
+  if message["role"] != "retrieval" or "documents" not in message:  # a notice is no document
+    return message
+  documents = message["documents"]
+  if not isinstance(documents, list) or not all(
+    isinstance(d, dict) and isinstance(d.get("content"), str) for d in documents
+  ):
+    raise ValueError(f"{where}: 'documents' must be a list of objects with a text as 'content'")
+  return message
+
+
 def _other(rows: Sequence[Conversation], index: int) -> int:
-  """Return which conversation, from half of all further on, has documents that do not answer one.
+  """Return which conversation, from half of all further on, has other documents, which do not answer one.
 
   Raises ValueError if none has.
   """
-  order = ((index + len(rows) // 2 + i) % len(rows) for i in range(len(rows)))
-  others = (at for at in order if at != index and not _tells(_documents(rows[at]), rows[index]["answers"]))
-  if (found := next(others, None)) is None:
-    raise ValueError(f"the documents of all {len(rows)} conversations answer that of number {index + 1}: no control")
-  return found
+  own = _documents(rows[index])
+  for at in ((index + len(rows) // 2 + i) % len(rows) for i in range(len(rows))):
+    found = _documents(rows[at])
+    if at != index and found and found != own and not _tells(found, rows[index]["answers"]):
+      return at
+  raise ValueError(
+    f"no other of {len(rows)} conversations has documents that do not answer number {index + 1}: there is no control "
+    "with those of another question; leave it out of config.evaluation.conditions"
+  )
 
 
-def _reordered(message: Any, without: Sequence[str], rng: np.random.Generator) -> Any:
-  """Return a message with its documents in another order, without those that hold one of the answers."""
-  if message["role"] != "retrieval":
+def _spare(rows: Sequence[Conversation], index: int) -> list[Any]:
+  """Return as many documents as a conversation shows, from those behind it; none answers it or is shown there.
+
+  Nothing if they are too few.
+  """
+  own, said, found = _documents(rows[index]), rows[index]["answers"], []
+  for at in range(index + 1, index + len(rows)):
+    found += [d for d in _documents(rows[at % len(rows)]) if d not in own and d not in found and not _tells([d], said)]
+    if len(found) >= len(own):
+      break
+  return found[: len(own)] if len(found) >= len(own) else []
+
+
+def _changed(message: Any, without: Sequence[str], spare: list[Any], rng: np.random.Generator) -> Any:
+  """Return a message with its documents in another order, spare ones in the place of those that hold an answer."""
+  if not message.get("documents"):
     return message
   kept = [document for document in message["documents"] if not _tells([document], without)]
-  return {**message, "documents": [kept[i] for i in rng.permutation(len(kept))]}
+  documents = [*kept, *spare[: len(message["documents"]) - len(kept)]]
+  return {**message, "documents": [documents[i] for i in rng.permutation(len(documents))]}
 
 
 def _documents(row: Conversation) -> list[Any]:
-  return [document for m in row["messages"] if m["role"] == "retrieval" for document in m["documents"]]
+  return [document for message in row["messages"] for document in message.get("documents", ())]
 
 
 def _tells(documents: Sequence[Any], answers: Sequence[str]) -> bool:

@@ -113,7 +113,7 @@ def show(task: Task, shown: Shown, apart: int | Callable[[int], int] = 1) -> Tas
   if shown == "shuffled" and isinstance(apart, int) and not 0 < apart < len(task):
     raise ValueError(f"{len(task)} questions cannot get the documents of the question {apart} places further on")
   other = (lambda index: (index + apart) % len(task)) if isinstance(apart, int) else apart
-  is_found = lambda message: message["role"] == "retrieval"
+  is_found = lambda message: message["role"] == "retrieval" and "documents" in message  # a notice stays
 
   def changed(index: int) -> Conversation:
     conversation = task[index]

@@ -120,7 +120,7 @@ def render_rag_conversation_for_tokenizer(
       return RenderedConversation(ids, mask, dropped)
   raise ValueError(
     f"the conversation has {len(ids)} tokens without its documents, which does not fit into {max_tokens}: shorten the "
-    "question or raise max_tokens"
+    "question, or leave it more tokens"
   )
 
 

@@ -135,6 +135,19 @@ def test_conversations_with_documents_found_before_train_a_pretrained_model(chat
   assert report["dropped_documents"]["rag"] == {"retrieved": 0, "none": 0, "shuffled": 0}
   experiment.context_tokens = experiment.evaluation.max_new_tokens + 120
   assert experiment.score(experiment.base_params, "test", 4, "retrieved").dropped.tolist() == [1] * 4
+  config.update_from_flattened_dict({"evaluation.max_new_tokens": 500})  # the context has 512 tokens
+  with pytest.raises(ValueError, match="without its documents, which does not fit into 12"):
+    build(config.to_dict())
+  config.update_from_flattened_dict({"evaluation.max_new_tokens": 512})
+  with pytest.raises(ValueError, match="max_new_tokens"):
+    build(config.to_dict())
+  config.update_from_flattened_dict({"evaluation.max_new_tokens": 8})
+  save_conversations(tmp_path / "test.jsonl", [{**_asked("Here"), "answers": []}])
+  with pytest.raises(ValueError, match="none of the 1 questions of the test has an answer"):
+    build(config.to_dict())
+  save_conversations(tmp_path / "test.jsonl", [_asked("Here")])
+  with pytest.raises(ValueError, match="no other of 1 conversations has documents"):
+    build(config.to_dict())
   with pytest.raises(ValueError, match=r"config\.data\.path is empty; give the folder"):
     build(get_config("conversations").to_dict())
 

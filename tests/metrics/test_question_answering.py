@@ -52,6 +52,21 @@ def test_not_to_know_is_right_where_there_is_no_answer(answers, right, said):
   assert scores.recall == 1.0
 
 
+@pytest.mark.parametrize(
+  ("said", "gold"),
+  [
+    ("Unknown", "Unknown"),
+    ("No documents are required", "No documents are required"),
+    ("There is no evidence that he did; the answer is no", "no"),
+    ("I don't know much about him. The passage says Paris.", "Lyon"),
+  ],
+)
+def test_an_answer_that_only_sounds_like_not_knowing_is_scored(said, gold):
+  scores = score_question(said, [gold], [SEA], [SEA], UNKNOWN)
+  assert scores.abstained == 0.0
+  assert scores.contains == float(gold != "Lyon")
+
+
 def test_scores_that_do_not_apply_are_no_numbers():
   alone = score_question("Oslo", ["Oslo"], None, [OSLO], UNKNOWN)
   assert shown(alone) == {"em": 1.0, "f1": 1.0, "contains": 1.0, "abstained": 0.0}

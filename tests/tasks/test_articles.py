@@ -154,7 +154,9 @@ def test_questions_whose_passages_the_knowledge_base_lacks_are_counted_and_left_
   retriever.save(tmp_path / "kb")
   articles = Articles(task, top_k=2, knowledge_base=str(tmp_path / "kb"))
   assert sum(articles.size(split) for split in SPLITS) == len(EXAMPLES) - len(FACTS)
-  assert "33 of 36 questions have all gold passages; 3 left out: Town0-harbor (Town0)" in str(articles.audit)
+  assert "33 of 36 questions have all titles of their gold passages; 3 left out: Town0-harbor (Town0)" in str(
+    articles.audit
+  )
   retriever = create("bm25")
   retriever.add_documents([Document("0", "Elsewhere", "A town.")])
   retriever.save(tmp_path / "other")

@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def contents(row):
-  return [d["content"] for m in row["messages"] if m["role"] == "retrieval" for d in m["documents"]]
+  return [d["content"] for m in row["messages"] for d in m.get("documents", ())]
 
 
 def test_splits_are_files_and_conditions_differ_in_the_documents_alone(folder):
@@ -57,6 +57,24 @@ def test_splits_are_files_and_conditions_differ_in_the_documents_alone(folder):
   task = conversations.questions("test", 4, "retrieved")
   assert task.evaluate(task[0], task[0]["answers"][0]) == 1.0
   assert task.evaluate(task[0], UNKNOWN) == 0.0
+
+
+def test_documents_take_the_place_of_those_that_are_taken_away(folder):
+  rows = Conversations(folder).training("retrieved", 0.5)[:60]
+  assert {len(contents(row)) for row in rows} == {3}  # their number does not tell
+  assert any(row["messages"][-1]["content"] == UNKNOWN for row in rows)
+
+
+@pytest.mark.parametrize("answer", ["yes", "a harbor that no document spells"])
+def test_nothing_is_taught_to_be_unknown_whose_documents_still_stand_there(answer, folder, tmp_path):
+  """A document cannot be told from the others if it does not spell the answer, or if the answer is yes or no."""
+  for split in N:
+    rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+    for row in rows:
+      row["answers"], row["messages"][-1]["content"] = [answer], answer
+    save_conversations(tmp_path / f"{split}.jsonl", rows)
+  rows = Conversations(tmp_path).training("retrieved", 0.9)[:40]
+  assert {row["messages"][-1]["content"] for row in rows} == {answer}
 
 
 def test_an_epoch_shows_every_conversation_and_what_is_taken_away_is_answered_by_not_knowing(folder):
@@ -77,6 +95,7 @@ def test_a_conversation_may_have_no_answer_in_its_documents(tmp_path):
     save_conversations(tmp_path / f"{split}.jsonl", [asked("Here", False), {"messages": asked("There")["messages"]}])
   first, second = Conversations(tmp_path).questions("test", 2, "retrieved")
   assert (first["answers"], second["answers"], second["id"]) == ([], ["thereport"], "2")
+  assert first["messages"][-1]["content"] == UNKNOWN
   task = Conversations(tmp_path).questions("test", 2, "retrieved")
   assert task.evaluate(first, UNKNOWN) == 1.0
 
@@ -89,3 +108,40 @@ def test_a_missing_split_and_a_conversation_without_an_answer_are_errors(folder,
   (tmp_path / "valid.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Where?"}]}))
   with pytest.raises(ValueError, match="conversation 1 of static_rag_valid does not end with an answer"):
     Conversations(tmp_path)
+  with pytest.raises(ValueError, match=r"train\.jsonl is no folder: give one with train\.jsonl"):
+    Conversations(tmp_path / "train.jsonl")
+
+
+@pytest.mark.parametrize(
+  ("change", "error"),
+  [
+    ({"answers": "Bob"}, "conversation 1 of static_rag_train: 'answers' must be a list of texts, not 'Bob'"),
+    ({"answers": None}, "'answers' must be a list of texts, not None"),
+    ({"messages": [{"role": "retrieval", "documents": [{"title": "A"}]}]}, "must be a list of objects with a text"),
+    ({"messages": [{"role": "user", "content": [{"type": "retrieval", "documents": []}]}]}, "documents within a turn"),
+  ],
+)
+def test_records_that_no_condition_could_change_are_errors(change, error, folder, tmp_path):
+  for split in N:
+    row = json.loads((folder / f"{split}.jsonl").read_text().splitlines()[0])
+    more = [*change.get("messages", []), *row["messages"]]
+    save_conversations(tmp_path / f"{split}.jsonl", [{**row, **change, "messages": more}])
+  with pytest.raises(ValueError, match=error):
+    Conversations(tmp_path)
+
+
+def test_a_notice_is_kept_and_the_documents_of_another_question_never_lack(tmp_path):
+  notice = {"role": "retrieval", "content": "No more searches."}
+  shown = [[{"title": "A", "content": "It is red."}], [], [{"title": "B", "content": "It is blue."}]]
+  rows = [create_rag_training_example("What?", said, of) for said, of in zip(("red", "x", "blue"), shown, strict=True)]
+  rows[0]["messages"].insert(0, notice)
+  for split in N:
+    save_conversations(tmp_path / f"{split}.jsonl", rows)
+  conversations = Conversations(tmp_path)
+  first, _, last = conversations.questions("test", 3, "shuffled")
+  assert first["messages"][0] == notice
+  assert (contents(first), contents(last)) == (["It is blue."], ["It is red."])
+  for split in N:
+    save_conversations(tmp_path / f"{split}.jsonl", rows[:1])
+  with pytest.raises(ValueError, match="no other of 1 conversations has documents that do not answer number 1"):
+    Conversations(tmp_path).questions("test", 1, "shuffled")[0]
