@@ -7,7 +7,7 @@ another question, and, in the embedded task, documents whose facts were changed:
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,23 +15,19 @@ from etils import epath
 from jax.sharding import Mesh
 
 from selfrag_jax.aot.table import print_plan
-from selfrag_jax.checked import Checked, Count, Natural, Range, Seed, Share, suggestion
+from selfrag_jax.checked import Checked, Count, Natural, Share, suggestion
 from selfrag_jax.experiments import base
 from selfrag_jax.experiments.chat_model import ChatModel, fit_prompt, load_with_tokenizer
+from selfrag_jax.experiments.rag_data import DATA, PlainConfig, Reading, read_data, read_plain
 from selfrag_jax.generate.complete import check_new_tokens
 from selfrag_jax.mesh import check_shards, make_mesh
 from selfrag_jax.model.config import ModelConfig, count_params
 from selfrag_jax.reports.answers_by_documents import Scores, as_rows, summarize, table
 from selfrag_jax.reports.files import write_file
 from selfrag_jax.reports.thresholds import numbers
-from selfrag_jax.retrieval.beir import TitleParts
 from selfrag_jax.settings import read_config, settings
 from selfrag_jax.storage.arrays import npz_bytes
-from selfrag_jax.tasks.articles import Articles
-from selfrag_jax.tasks.conversations import Conversations
 from selfrag_jax.tasks.countries import Countries
-from selfrag_jax.tasks.qa import load_task
-from selfrag_jax.tasks.rag import Shown
 from selfrag_jax.tasks.task import Conversation, Task, mixed
 from selfrag_jax.text.chat import COMPACT, ChatTemplate, find_template, render_conversation, visualize_tokenization
 from selfrag_jax.text.rag_prompts import repeat_documents
@@ -43,69 +39,6 @@ from selfrag_jax.train.telemetry import seconds_spent
 from selfrag_jax.typing import Params
 
 
-class Reading(Protocol):
-  """Questions beside documents. `conditions` are the ways to show documents; a task's reward is a softer score."""
-
-  conditions: ClassVar[tuple[str, ...]]
-
-  def of_phase(self, name: str) -> "Reading":
-    """Return what a phase reads: a fresh model learns to copy, and to choose a document, from simpler forms."""
-    ...
-
-  def size(self, split: str) -> int | None:
-    """Return the number of questions of a split; None if they never end."""
-    ...
-
-  def questions(self, split: str, n: int, condition: str) -> Task: ...
-
-  def training(self, shown: Shown, unanswerable: float) -> Task:
-    """Return an endless task; the share `unanswerable` of its questions lacks the document that answers."""
-    ...
-
-
-@dataclasses.dataclass(frozen=True)
-class CountriesData(Checked):
-  """The embedded task: countries that do not exist, each question beside the documents found in its own world."""
-
-  name: str
-  n_countries: Annotated[int, Range(2, 200)] = 12
-  retriever: str = "bm25"
-  top_k: Count = 5
-  further: Natural = 9  # questions after the first one of a conversation of training
-  near: Share = 0.0  # of these conversations: documents of the same relation or country
-  noise: Share = 0.0  # in phase `rag`: of words that tell no relation, left out or replaced; of sentences, turned round
-  reversed: Share = 0.0  # of the further questions: give a value and ask for its country
-  alike: Share = 0.0  # of the worlds of a training: have names that share their words
-  authors: Share = 0.0  # in phase `rag`: of statements and questions, those that authors wrote
-  repeats: Count = 1  # how often the content of a document is shown, one copy after the other
-  seed: Seed = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ArticlesData(Checked):
-  """A data set of `load_task` whose questions name their passages, split by article."""
-
-  name: str
-  data_set: str = "squad_v2"
-  path: str = ""
-  split: str = "validation"  # of the official files; the experiment makes its own parts
-  retriever: str = ""  # empty: bm25, or that of the knowledge base
-  knowledge_base: str = ""  # a folder that holds one; empty: the passages of the file
-  top_k: Count = 3
-  further: Natural = 0  # questions about the same passage after the first one of a conversation of training
-  parts: TitleParts = TitleParts()
-  seed: Seed = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ConversationsData(Checked):
-  """Conversations whose documents were retrieved beforehand: train.jsonl, valid.jsonl and test.jsonl in a folder."""
-
-  name: str
-  path: str = ""
-  seed: Seed = 0
-
-
 @dataclasses.dataclass(frozen=True)
 class ReadingConfig(ConversationConfig):
   """A phase of a fresh model, on conversations in a simple form.
@@ -115,16 +48,6 @@ class ReadingConfig(ConversationConfig):
   """
 
   steps: Natural = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainConfig(Checked):
-  """Conversations of a data set of `load_task`, without documents, in place of a share of the others."""
-
-  share: Share = 0.0
-  data_set: str = "smoltalk"
-  path: str = ""
-  split: str = "train"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +84,6 @@ class EvalConfig(Checked):
 
 PHASES = {"pretrain": ReadingConfig, "choose": ReadingConfig, "rag": RAGConfig}
 OWN = {**PHASES, "evaluation": EvalConfig, "loop": LoopConfig}
-DATA = {"countries": CountriesData, "articles": ArticlesData, "conversations": ConversationsData}
 SECTIONS = {**base.TRAINED, "data": DATA, "model": Mapping, **OWN}
 SCRATCH_BUCKET, BUCKET = 32, 128  # prompts are padded to a multiple; those of the embedded task are short
 
@@ -307,36 +229,6 @@ def build(config: Mapping[str, Any]) -> Experiment:
       phase.batch(0)
       check_shards(phase.abstract_state())
   return experiment
-
-
-def read_data(section: CountriesData | ArticlesData | ConversationsData) -> Countries | Articles | Conversations:
-  """Make the questions that a section names. Raises ValueError with the fix."""
-  if isinstance(section, CountriesData):
-    names = "n_countries", "retriever", "top_k", "further", "near", "noise", "reversed", "alike", "authors", "seed"
-    return Countries(**{name: getattr(section, name) for name in names})
-  if not section.path:
-    kind = "folder" if isinstance(section, ConversationsData) else "official files of config.data.data_set"
-    raise ValueError(f"config.data.path is empty; give the {kind}: --data=PATH")
-  if isinstance(section, ConversationsData):
-    conversations = Conversations(section.path, section.seed)
-    print(conversations, flush=True)
-    return conversations
-  task = load_task(section.data_set, section.path, split=section.split)
-  names = "retriever", "knowledge_base", "top_k", "further", "parts", "seed"
-  articles = Articles(task, **{name: getattr(section, name) for name in names})
-  print(articles.audit, flush=True)
-  return articles
-
-
-def read_plain(section: PlainConfig, is_of_files: bool) -> Task | None:
-  """Load the conversations without documents; None if they have no share. Raises ValueError with the fix."""
-  if not section.share:
-    return None
-  if not is_of_files:
-    raise ValueError(f"rag.plain.share = {section.share} is for questions of files: invented countries fill short rows")
-  if not section.path:
-    raise ValueError(f"rag.plain.share = {section.share} needs the files of {section.data_set}: set rag.plain.path")
-  return load_task(section.data_set, section.path, split=section.split)
 
 
 def planned(experiment: Experiment) -> dict[str, ConversationPhase]:

@@ -1,6 +1,7 @@
-"""The reranker that uses a language model: the likelihood of the query after a passage."""
+"""Judges of texts that are language models, and the reranker among them: the likelihood of a query after a passage."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from selfrag_jax.text.tokenizer import Tokenizer
 from selfrag_jax.typing import Array, Params
 
 
-class Likelihood:
-  """A reranker that scores a passage by the mean log-likelihood of the query after it (UPR, arXiv 2204.07496)."""
+class Judge:
+  """A language model that judges texts by the probabilities that it gives them."""
 
   def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer, vocab_size: int, max_tokens: int = 256):
     """`vocab_size` is the number of ids that the model was trained on; ids appended later get no probability."""
@@ -24,12 +25,16 @@ class Likelihood:
     self.tokenizer, self.max_tokens = tokenizer, max_tokens
 
   @classmethod
-  def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> "Likelihood":
+  def load(cls, model_name: str, dtype: str = "auto", max_tokens: int = 256) -> Self:
     """Load a model that `load_pretrained` takes. Raises ValueError for a model without a tokenizer."""
     found = load_pretrained(model_name, dtype=computed_in(dtype))
     if found.tokenizer is None:
       raise ValueError(f"{model_name} comes without a tokenizer; a judge of texts needs one")
     return cls(found.config, found.params, found.tokenizer, found.base_vocab_size, max_tokens)
+
+
+class Likelihood(Judge):
+  """A reranker that scores a passage by the mean log-likelihood of the query after it (UPR, arXiv 2204.07496)."""
 
   def __call__(self, query: str, documents: Sequence[Document]) -> np.ndarray:
     """Score documents for a query, f32 [N]."""

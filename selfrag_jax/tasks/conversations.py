@@ -2,7 +2,7 @@
 
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -64,7 +64,7 @@ class Conversations:
     """Return an endless view of the training's conversations, every epoch shuffled anew, with documents in any order.
 
     In a share `unanswerable` of those whose documents hold an answer, but for yes and no, documents of other
-    conversations stand in their place, as many: the last turn is UNKNOWN there.
+    conversations stand in their place, as many: the last turn is UNKNOWN there. The controls have the same last turns.
     """
     rows = self._parts["train"]
     task = show(Task("conversations_train", rows, dict), shown, partial(_other, rows))
@@ -72,13 +72,12 @@ class Conversations:
 
     def make(index: int) -> Conversation:
       rng, at = np.random.default_rng([self._seed, SHOWN, index]), epochs[index]
-      row, spare, said = task[at], [], rows[at]["answers"]
-      can_go = not CLOSED_ANSWERS & {*map(normalize_answer, said)} and _tells(_documents(row), said)
-      if can_go and rng.random() < unanswerable:
-        spare = _spare(rows, at)
-      is_taken = bool(spare)
-      messages = [_changed(message, said if is_taken else (), spare, rng) for message in row["messages"]]
-      if is_taken:
+      row, said = task[at], rows[at]["answers"]
+      can_go = not CLOSED_ANSWERS & {*map(normalize_answer, said)} and _tells(_documents(rows[at]), said)
+      spare = _spare(rows, at) if can_go and rng.random() < unanswerable else []
+      taken, others = said if spare else (), iter(spare)
+      messages = [_changed(message, taken, others, rng) for message in row["messages"]]
+      if spare:
         messages[-1] = {**messages[-1], "content": UNKNOWN}
       return {**row, "messages": [message for message in messages if message.get("documents") != []]}
 
@@ -141,19 +140,22 @@ def _spare(rows: Sequence[Conversation], index: int) -> list[Any]:
   Nothing if they are too few.
   """
   own, said, found = _documents(rows[index]), rows[index]["answers"], []
+  seen = {document["content"] for document in own}
   for at in range(index + 1, index + len(rows)):
-    found += [d for d in _documents(rows[at % len(rows)]) if d not in own and d not in found and not _tells([d], said)]
-    if len(found) >= len(own):
-      break
-  return found[: len(own)] if len(found) >= len(own) else []
+    for document in _documents(rows[at % len(rows)]):
+      if document["content"] not in seen and not _tells([document], said):
+        found.append(document)
+        seen.add(document["content"])
+      if len(found) == len(own):
+        return found
+  return []
 
 
-def _changed(message: Any, without: Sequence[str], spare: list[Any], rng: np.random.Generator) -> Any:
-  """Return a message with its documents in another order, spare ones in the place of those that hold an answer."""
+def _changed(message: Any, without: Sequence[str], spare: Iterator[Any], rng: np.random.Generator) -> Any:
+  """Return a message with its documents in another order, the next spare ones in place of those that hold an answer."""
   if not message.get("documents"):
     return message
-  kept = [document for document in message["documents"] if not _tells([document], without)]
-  documents = [*kept, *spare[: len(message["documents"]) - len(kept)]]
+  documents = [next(spare) if _tells([document], without) else document for document in message["documents"]]
   return {**message, "documents": [documents[i] for i in rng.permutation(len(documents))]}
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from configs.rag import get_config
 from selfrag_jax.experiments.chat_model import Answer, ChatModel
-from selfrag_jax.experiments.rag import PHASES, PlainConfig, build, dry_run, evaluate, read_plain, run, value_names
+from selfrag_jax.experiments.rag import PHASES, build, dry_run, evaluate, run, value_names
+from selfrag_jax.experiments.rag_data import PlainConfig, read_plain
 from selfrag_jax.model.lm import init_params
 from selfrag_jax.reports.schema import read_schema
 from selfrag_jax.reports.thresholds import numbers

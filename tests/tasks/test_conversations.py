@@ -65,6 +65,24 @@ def test_documents_take_the_place_of_those_that_are_taken_away(folder):
   assert any(row["messages"][-1]["content"] == UNKNOWN for row in rows)
 
 
+def test_the_controls_are_taught_the_same_answers_and_two_searches_never_show_a_document_twice(folder, tmp_path):
+  for split in N:
+    rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+    for row in rows:  # the document that answers is found by both searches
+      first = [document for document in row["messages"][0]["documents"] if document["title"] == row["id"]]
+      row["messages"].insert(0, {"role": "retrieval", "documents": first})
+    save_conversations(tmp_path / f"{split}.jsonl", rows)
+  conversations = Conversations(tmp_path)
+  ends = {
+    shown: [row["messages"][-1]["content"] for row in conversations.training(shown, 0.4)[:40]]
+    for shown in ("retrieved", "none")
+  }
+  assert ends["retrieved"] == ends["none"]
+  taken = [row for row in conversations.training("retrieved", 0.4)[:40] if row["messages"][-1]["content"] == UNKNOWN]
+  assert taken
+  assert all(len(set(found := contents(row))) == len(found) for row in taken)
+
+
 @pytest.mark.parametrize("answer", ["yes", "a harbor that no document spells"])
 def test_nothing_is_taught_to_be_unknown_whose_documents_still_stand_there(answer, folder, tmp_path):
   """A document cannot be told from the others if it does not spell the answer, or if the answer is yes or no."""
